@@ -1,0 +1,1 @@
+"""The strong tier: trains the adapter with DP-SGD."""

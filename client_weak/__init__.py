@@ -1,0 +1,1 @@
+"""The weak tier: profiles its documents and votes. Runs without torch."""

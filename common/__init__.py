@@ -1,0 +1,1 @@
+"""What a site and the coordinator must agree on."""

@@ -1,0 +1,103 @@
+"""Control codes: the public grid of attribute values that every document and every synthetic text sits in.
+
+A study declares attributes with their public values; a control code is one combination of them, and codes are
+numbered in declaration order (the last attribute moves fastest). The grid is public, so a code's index, label and
+prompt are too. Which code a document has is private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MAX_CODES = 100_000
+
+
+class Attribute(BaseModel):
+    """One public attribute of a document and the values it may take."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="Name of the attribute, as it appears in prompts and in the corpus.", min_length=1)
+    values: tuple[str, ...] = Field(description="Every value the attribute may take. Public; fixed before data is seen.")
+
+    @field_validator("values", mode="before")
+    @classmethod
+    def _numbers_are_values_too(cls, values: object) -> object:
+        if not isinstance(values, list | tuple):
+            return values
+        return tuple(str(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in values)
+
+    @field_validator("values")
+    @classmethod
+    def _values_are_distinct(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        if not values:
+            raise ValueError("has no values; at least one public value is needed")
+        if any(not v.strip() for v in values):
+            raise ValueError("has an empty value; every value must be a visible text")
+        repeated = sorted({v for v in values if values.count(v) > 1})
+        if repeated:
+            raise ValueError(f"lists {repeated[0]!r} more than once; values must be distinct")
+        return values
+
+
+class ControlCodes(BaseModel):
+    """The schema of the codes and the wording of the prompt that conditions the generator on one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attributes: tuple[Attribute, ...] = Field(description="The attributes whose combinations are the control codes.")
+    preamble: str = Field(
+        default="",
+        description="Public text put before the attributes in every prompt; says what kind of document is wanted.",
+    )
+
+    @model_validator(mode="after")
+    def _attributes_make_a_grid(self) -> ControlCodes:
+        if not self.attributes:
+            raise ValueError("no attributes are declared; a study needs at least one attribute with public values")
+        names = [a.name for a in self.attributes]
+        if len(set(names)) != len(names):
+            raise ValueError(f"attribute names {names} are not distinct")
+        if prod(len(a.values) for a in self.attributes) > MAX_CODES:
+            raise ValueError(f"the attributes make more than {MAX_CODES} codes; declare fewer values")
+        return self
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Attribute names, in order."""
+        return tuple(a.name for a in self.attributes)
+
+    @cached_property
+    def combinations(self) -> tuple[tuple[str, ...], ...]:
+        """Values of every code; position is the code's index."""
+        return tuple(product(*(a.values for a in self.attributes)))
+
+    @cached_property
+    def _index_of(self) -> dict[tuple[str, ...], int]:
+        return {values: index for index, values in enumerate(self.combinations)}
+
+    def __len__(self) -> int:
+        return len(self.combinations)
+
+    def index(self, values: tuple[str, ...]) -> int | None:
+        """Index of a combination of values, or None if the study doesn't declare it."""
+        return self._index_of.get(values)
+
+    def label(self, index: int) -> str:
+        """A code in words for people, e.g. ``topic=Staff, tone=critical``."""
+        return ", ".join(f"{n}={v}" for n, v in zip(self.names, self.combinations[index], strict=True))
+
+    def as_mapping(self, index: int) -> Mapping[str, str]:
+        """A code as attribute -> value."""
+        return dict(zip(self.names, self.combinations[index], strict=True))
+
+    def prompt(self, index: int) -> str:
+        """Text that conditions the generator on a code: ``-log p(text | code)`` reads it as the condition."""
+        lines = [self.preamble] if self.preamble else []
+        lines += [f"{n}: {v}" for n, v in zip(self.names, self.combinations[index], strict=True)]
+        return "\n".join(lines) + "\nText:"

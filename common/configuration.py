@@ -1,0 +1,52 @@
+"""Read a TOML file into a pydantic model; every failure is one sentence of the caller's error class."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from common.errors import UserError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def load_model(model: type[ModelT], path: Path, error: type[UserError]) -> ModelT:
+    """Read ``path`` as a ``model``.
+
+    Raises
+    ------
+    UserError
+        Of class ``error``: the file, the field, the value found and what would be accepted.
+    """
+    try:
+        return model.model_validate(_load_toml(path, error))
+    except ValidationError as cause:
+        raise error(f"{path}: {first_problem(cause)}") from cause
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first of pydantic's findings, as one sentence about one field."""
+    finding = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in finding["loc"]) or "the file as a whole"
+    if finding["type"] == "extra_forbidden":
+        return f"{where}: unknown key; only documented keys are accepted"
+    if finding["type"] == "missing":
+        return f"{where}: missing; a value is required"
+    message = finding["msg"].removeprefix("Value error, ")
+    if finding["type"] == "value_error":
+        return f"{where}: {message}"
+    return f"{where}: {finding['input']!r} isn't accepted: {message[:1].lower()}{message[1:]}"
+
+
+def _load_toml(path: Path, error: type[UserError]) -> dict[str, Any]:
+    if not path.is_file():
+        raise error(f"{path}: no such file; a TOML file is needed")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
+        raise error(f"{path}: not valid TOML: {cause}") from cause
+    except OSError as cause:
+        raise error(f"{path}: can't be read: {cause.strerror}") from cause

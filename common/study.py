@@ -1,0 +1,239 @@
+"""The study: the whole plan, fixed and hashed before any data is touched.
+
+Every number that privacy depends on is here, so that it is public and the same for all sites. A site computes its
+noise from this file and its own size class; it never takes a noise scale from the server. Options have their default
+and their description here and nowhere else: command line help and documentation read these fields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from common.codes import ControlCodes
+from common.configuration import first_problem, load_model
+from common.errors import StudyError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Privacy(_Section):
+    """The promise: one joint (epsilon, delta) per site for everything this study releases from it."""
+
+    epsilon: float = Field(gt=0, description="Joint epsilon of all of a site's releases in this study; above 0.")
+    delta: float = Field(
+        gt=0, lt=1, description="Joint delta; a public constant, well below 1 / units of the largest site."
+    )
+    unit: Literal["record", "patient"] = Field(
+        default="record", description="What one person's protection means. Adjacency is add/remove one unit."
+    )
+    profile_share: float = Field(
+        default=0.02,
+        gt=0,
+        lt=1,
+        description="Share of the squared signal (Gaussian-DP mu^2) that the profile takes; 0.02 adds about 1 % noise "
+        "to what the rest of the budget pays for.",
+    )
+    codes_per_unit: int = Field(
+        default=1, ge=1, description="At most this many distinct codes of one unit count in the profile."
+    )
+    max_grad_norm: float = Field(default=1.0, gt=0, description="C: per-unit gradients are clipped to this L2 norm.")
+
+    @model_validator(mode="after")
+    def _record_has_one_code(self) -> Privacy:
+        if self.unit == "record" and self.codes_per_unit != 1:
+            raise ValueError(f"codes_per_unit is {self.codes_per_unit}, but a record has exactly one code; use 1")
+        return self
+
+
+class Generator(_Section):
+    """The public language model and the adapter that is trained on top of it."""
+
+    base: str = Field(
+        description="The causal language model: a folder in Hugging Face format, a hub id, or 'package:NAME' for a "
+        "model that was installed as a Python package."
+    )
+    rank: int = Field(default=8, ge=1, description="LoRA rank r.")
+    alpha: float = Field(default=16.0, gt=0, description="LoRA scale alpha; the update is alpha / r * B A.")
+    target_modules: tuple[str, ...] | Literal["all-linear"] = Field(
+        default="all-linear", description="Names of the linear layers that get an adapter, or 'all-linear'."
+    )
+    freeze_a: bool = Field(
+        default=True,
+        description="FFA-LoRA: A stays at its public initial value and only B is trained and sent; then the mean of "
+        "the sites' adapters is exact and traffic is halved.",
+    )
+    init_seed: int = Field(default=0, ge=0, description="Public seed of the adapter's initial A. Not used for noise.")
+    max_tokens: int = Field(
+        default=128, ge=8, le=8192, description="Prompt and text together are cut to this many tokens in training."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Number format of the frozen base model; adapters are always float32."
+    )
+
+
+class Training(_Section):
+    """Phase 1: LoRA DP-FedAvg with the strong sites."""
+
+    rounds: int = Field(default=3, ge=1, description="R: rounds of federated averaging.")
+    steps: int = Field(default=10, ge=1, description="E: DP-SGD steps a site runs in each round.")
+    batch_size: int = Field(
+        default=64, ge=1, description="B: expected units in a Poisson batch; the sample rate is B / size class."
+    )
+    learning_rate: float = Field(default=1e-3, gt=0, description="Learning rate of the local optimiser.")
+    optimizer: Literal["adam", "sgd"] = Field(default="adam", description="Local optimiser; fresh in every round.")
+    physical_batch: int = Field(default=16, ge=1, description="Documents that pass through the model at once.")
+    weights: Literal["equal", "noisy-profile"] = Field(
+        default="equal",
+        description="FedAvg weights: equal, or proportional to the totals of the noisy profiles. Both are public.",
+    )
+
+
+class Pool(_Section):
+    """The candidate pool that the weak sites vote on."""
+
+    size: int = Field(default=1000, ge=1, description="Number of candidates over all codes.")
+    floor: float = Field(
+        default=0.3,
+        ge=0,
+        le=1,
+        description="Share of the pool that is spread evenly over all codes, so that codes which only weak sites hold "
+        "get candidates; the rest follows the strong sites' noisy profile.",
+    )
+    max_new_tokens: int = Field(default=64, ge=1, le=4096, description="Longest text, in tokens.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature.")
+    top_p: float = Field(default=0.95, gt=0, le=1, description="Nucleus sampling: probability mass kept.")
+    batch_size: int = Field(default=32, ge=1, description="Texts generated at once.")
+    max_tries: int = Field(
+        default=4, ge=1, description="How often empty, duplicate and prompt-echo texts are made again, at most."
+    )
+    seed: int = Field(default=0, ge=0, description="Public seed of the sampling at the server. Not used for noise.")
+
+
+class Voting(_Section):
+    """Phase 2: one round with the weak sites."""
+
+    neighbours: int | Literal["auto"] = Field(
+        default="auto",
+        description="K: candidates of the same code that one unit votes for. 'auto' is min(8, candidates per code / 10).",
+    )
+    embedder: str = Field(
+        default="wordllama",
+        description="Sentence embedder: 'wordllama' (static, no torch) or 'sentence-transformers:FOLDER-OR-ID'.",
+    )
+
+
+class Corpus(_Section):
+    """What is published."""
+
+    size: int = Field(default=400, ge=1, description="Number of synthetic texts in the corpus.")
+    selection: Literal["simplex", "weighted", "paper", "uniform"] = Field(
+        default="simplex",
+        description="How votes pick candidates. simplex: simplex-projected votes, highest first, no repeats. weighted: "
+        "the same weights drawn without replacement. paper: clip at 0, normalise, draw with replacement. uniform: "
+        "ignore the votes.",
+    )
+
+
+class Federation(_Section):
+    """Who must be there, and how long the coordinator waits."""
+
+    expected_sites: int = Field(default=2, ge=1, description="Sites the census waits for, until its deadline.")
+    min_strong: int = Field(default=1, ge=1, description="Fewest strong sites that must answer a training round.")
+    min_weak: int = Field(default=1, ge=0, description="Fewest weak sites that must answer the vote round.")
+    min_documents: int = Field(
+        default=100, ge=1, description="Fewest units a site must hold to take part; also the smallest size class."
+    )
+    census_seconds: float = Field(default=120.0, gt=0, description="Deadline of the census.")
+    round_seconds: float = Field(default=3600.0, gt=0, description="Deadline of one training round.")
+    vote_seconds: float = Field(default=3600.0, gt=0, description="How long the vote round stays open.")
+
+
+class Study(_Section):
+    """The whole plan of a study (``study.toml``)."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Short name; letters, digits, . _ -")
+    codes: ControlCodes = Field(description="Control codes: public attributes and their values.")
+    privacy: Privacy = Field(description="The privacy promise.")
+    generator: Generator = Field(description="Language model and adapter.")
+    training: Training = Field(default=Training(), description="Phase 1.")
+    pool: Pool = Field(default=Pool(), description="Candidate pool.")
+    voting: Voting = Field(default=Voting(), description="Phase 2.")
+    corpus: Corpus = Field(default=Corpus(), description="The published corpus.")
+    federation: Federation = Field(default=Federation(), description="Sites and deadlines.")
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Study:
+        if self.pool.size < len(self.codes):
+            raise ValueError(
+                f"pool.size is {self.pool.size}, fewer than the {len(self.codes)} codes; at least one candidate per "
+                f"code is needed"
+            )
+        if self.training.batch_size > self.federation.min_documents:
+            raise ValueError(
+                f"training.batch_size is {self.training.batch_size}, above federation.min_documents "
+                f"({self.federation.min_documents}); the sample rate of the smallest site would exceed 1"
+            )
+        if self.pool.max_new_tokens > self.generator.max_tokens:
+            raise ValueError(
+                f"pool.max_new_tokens is {self.pool.max_new_tokens}, above generator.max_tokens "
+                f"({self.generator.max_tokens}); the model would be asked for longer texts than it was trained on"
+            )
+        if self.federation.expected_sites < self.federation.min_strong + self.federation.min_weak:
+            raise ValueError(
+                f"federation.expected_sites is {self.federation.expected_sites}, fewer than min_strong + min_weak "
+                f"({self.federation.min_strong} + {self.federation.min_weak})"
+            )
+        neighbours = self.voting.neighbours
+        if isinstance(neighbours, int) and neighbours < 1:
+            raise ValueError(f"voting.neighbours is {neighbours}; 'auto' or at least 1 is accepted")
+        return self
+
+    @cached_property
+    def neighbours(self) -> int:
+        """K, resolved. Fixed by public numbers alone, before any data is touched (facts: K <= J / 10, at most 8)."""
+        if isinstance(self.voting.neighbours, int):
+            return self.voting.neighbours
+        return min(8, max(1, self.pool.size // (10 * len(self.codes))))
+
+    @cached_property
+    def canonical(self) -> str:
+        """The study as canonical JSON: sorted keys, no blanks, defaults written out."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the canonical form: the study's identity, in hexadecimal."""
+        return hashlib.sha256(self.canonical.encode()).hexdigest()
+
+    @classmethod
+    def from_canonical(cls, text: str) -> Study:
+        """Read a study that came over the wire or out of a workspace.
+
+        Raises
+        ------
+        StudyError
+            If the text isn't a valid study.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise StudyError(f"study on the wire: {first_problem(error)}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> Study:
+        """Read ``study.toml``.
+
+        Raises
+        ------
+        StudyError
+            With one sentence that names the file, the field, the value and what would be accepted.
+        """
+        return load_model(cls, path, StudyError)

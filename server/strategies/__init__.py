@@ -1,0 +1,1 @@
+"""The two strategies that one run goes through in sequence."""
