@@ -1,0 +1,79 @@
+"""The run folder: every artefact's path is an attribute here, and nothing else joins paths."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Folder of one run at the coordinator. Everything in it is public or already noised."""
+
+    root: Path
+
+    @property
+    def study(self) -> Path:
+        """The study in canonical JSON."""
+        return self.root / "study.json"
+
+    @property
+    def progress(self) -> Path:
+        """Append-only progress events, one JSON object a line."""
+        return self.root / "progress.jsonl"
+
+    @property
+    def adapter(self) -> Path:
+        """The averaged adapter after the last finished round (peft's layout)."""
+        return self.root / "adapter"
+
+    @property
+    def profiles(self) -> Path:
+        """Noisy profiles by site (JSON)."""
+        return self.root / "profiles.json"
+
+    @property
+    def pool(self) -> Path:
+        """Candidate pool (JSONL)."""
+        return self.root / "pool.jsonl"
+
+    @property
+    def ballots(self) -> Path:
+        """Summed noisy votes and each site's ballot (npz)."""
+        return self.root / "ballots.npz"
+
+    @property
+    def corpus_jsonl(self) -> Path:
+        """The corpus as JSON lines."""
+        return self.root / "corpus.jsonl"
+
+    @property
+    def corpus_parquet(self) -> Path:
+        """The corpus as Parquet."""
+        return self.root / "corpus.parquet"
+
+    @property
+    def summary_json(self) -> Path:
+        """The summary for programs."""
+        return self.root / "summary.json"
+
+    @property
+    def summary_text(self) -> Path:
+        """The summary for people (Markdown)."""
+        return self.root / "SUMMARY.md"
+
+    def create(self) -> Workspace:
+        """Make the folder."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        return self
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new and nothing between."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
