@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +66,11 @@ class Workspace:
         """The summary for people (Markdown)."""
         return self.root / "SUMMARY.md"
 
+    @property
+    def federation(self) -> Path:
+        """Logs, certificates and databases of a federation that runs on this machine."""
+        return self.root / "federation"
+
     def create(self) -> Workspace:
         """Make the folder."""
         self.root.mkdir(parents=True, exist_ok=True)
@@ -77,3 +85,17 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` fill a new folder, then put it in ``folder``'s place; a crash leaves a whole one behind."""
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    old = building.with_name(f"{building.name}-old")
+    try:
+        write(building)
+        if folder.exists():
+            folder.rename(old)
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,51 @@
+"""The weak tier's ClientApp: one message in, one message out, with a noisy profile and a noisy ballot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from client_weak.votes import noisy_ballot
+from common.errors import PrivacyError
+from common.models.embedder import load_embedder
+from common.privacy.accounting import PrivacyPlan, WeakPlan
+from common.privacy.values import Noised
+from common.protocol import VoteRequest
+from common.site.config import Site
+from common.site.documents import Documents
+from common.site.door import PROFILE, Door
+from common.site.locate import load_site
+from common.site.profile import noisy_profile
+
+log = logging.getLogger("fedcorpus.weak")
+
+app = ClientApp()
+
+
+@app.query("profile_and_vote")
+def profile_and_vote(message: Message, context: Context) -> Message:
+    """Answer the one request of phase 2, through the door."""
+    site = load_site(context)
+    request = VoteRequest.from_records(message.content)
+
+    def compute(plan: PrivacyPlan, _: Sequence[str]) -> Mapping[str, Noised]:
+        return answer(site, request, plan)
+
+    return Message(Door(site).release(request, compute).to_records(), reply_to=message)
+
+
+def answer(site: Site, request: VoteRequest, plan: PrivacyPlan) -> Mapping[str, Noised]:
+    """Compute the noisy profile and the noisy ballot."""
+    if not isinstance(plan, WeakPlan):
+        raise PrivacyError(f"site {site.name!r}: a weak site's plan is needed, this is a {type(plan).__name__}")
+    study = request.study
+    documents = Documents.load(site, study)
+    embedder = load_embedder(study.voting.embedder, site.models)
+    log.info("voting on %d candidates", len(request.pool))
+    return {
+        PROFILE: noisy_profile(documents, study, plan.profile),
+        "ballot": noisy_ballot(documents, request.pool, embedder, plan),
+    }

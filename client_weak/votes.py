@@ -1,0 +1,88 @@
+"""Votes: which candidates are nearest to a site's own documents (RAFT, phase 2; Private Evolution's histogram).
+
+Each document looks at the candidates of its own code and names the K nearest in cosine similarity; bounding them to K
+votes per privacy unit is `common.privacy.bounding.vote_counts`. Products are computed in blocks, so memory does not
+grow with documents x candidates.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.models.embedder import Embedder, Embeddings
+from common.privacy.accounting import WeakPlan
+from common.privacy.bounding import vote_counts
+from common.privacy.noise import discrete_gaussian
+from common.privacy.values import Noised
+from common.protocol import CandidatePool
+from common.site.documents import Documents
+
+BLOCK = 4_000_000
+"""Similarities held at once (16 MB in float32)."""
+
+NO_CANDIDATE = -1
+
+
+def noisy_ballot(documents: Documents, pool: CandidatePool, embedder: Embedder, plan: WeakPlan) -> Noised:
+    """Noised votes, int64 of shape ``(candidates,)``. With no document under any code it is noise only."""
+    nearest = nearest_candidates(
+        embedder.embed(documents.texts) if len(documents) else np.zeros((0, 1), np.float32),
+        documents.codes,
+        embedder.embed(pool.texts) if len(pool) else np.zeros((0, 1), np.float32),
+        pool.codes,
+        neighbours=plan.votes.cells_per_unit,
+    )
+    exact = vote_counts(
+        nearest, documents.units, candidates=len(pool), votes_per_unit=plan.votes.cells_per_unit
+    )
+    return discrete_gaussian(exact, plan.votes.scale)
+
+
+def nearest_candidates(
+    documents: Embeddings,
+    document_codes: NDArray[np.integer],
+    candidates: Embeddings,
+    candidate_codes: NDArray[np.integer],
+    *,
+    neighbours: int,
+) -> NDArray[np.int64]:
+    """The K nearest candidates of each document's own code.
+
+    Parameters
+    ----------
+    documents, candidates
+        Unit vectors, float32 ``(n, d)`` and ``(m, d)``. Documents are private.
+    document_codes, candidate_codes
+        Code indices, ``(n,)`` and ``(m,)``.
+    neighbours
+        K.
+
+    Returns
+    -------
+    ndarray
+        int64 ``(n, K)``, nearest first, private; ties go to the lower index, and a code with fewer than K candidates
+        leaves `NO_CANDIDATE`.
+    """
+    nearest = np.full((len(document_codes), neighbours), NO_CANDIDATE, dtype=np.int64)
+    for code in np.intersect1d(document_codes, candidate_codes):
+        rows = np.flatnonzero(document_codes == code)
+        columns = np.flatnonzero(candidate_codes == code)
+        kept = min(neighbours, columns.size)
+        step = max(1, BLOCK // columns.size)
+        for start in range(0, rows.size, step):
+            block = rows[start : start + step]
+            ranked = _top(documents[block] @ candidates[columns].T, kept)
+            nearest[block, :kept] = columns[ranked]
+    return nearest
+
+
+def _top(similarities: NDArray[np.float32], kept: int) -> NDArray[np.int64]:
+    """Column indices of the ``kept`` largest values of each row, largest first."""
+    if kept < similarities.shape[1]:
+        chosen = np.sort(np.argpartition(-similarities, kept - 1, axis=1)[:, :kept], axis=1)
+    else:
+        chosen = np.broadcast_to(np.arange(kept), similarities.shape)
+    values = np.take_along_axis(similarities, chosen, axis=1)
+    order = np.argsort(-values, axis=1, kind="stable")
+    return np.take_along_axis(chosen, order, axis=1)

@@ -1,0 +1,94 @@
+"""From profile, pool and votes to the corpus (RAFT, aggregator). Post-processing of noised values: costs no privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.protocol import CandidatePool
+from common.study import Study
+from server.aggregate import quotas, select, sum_profiles
+from server.corpus import CorpusText
+from server.generation import SyntheticText, TextSampler
+from server.strategies.profile_and_vote import Ballots
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class AssembledCorpus:
+    """The corpus and how it came about, per code; shapes ``(codes,)``.
+
+    Attributes
+    ----------
+    texts
+        The corpus, ordered by code.
+    profile
+        Sum of all sites' noisy profiles.
+    wanted
+        Quota of each code; sums to the corpus' size.
+    holes
+        Texts that are missing because a code has no candidate at all and no fresh text could be made. Reported, never
+        silent.
+    """
+
+    texts: Sequence[CorpusText]
+    profile: Counts
+    wanted: Counts
+    holes: Counts
+
+
+def to_pool(texts: Sequence[SyntheticText]) -> CandidatePool:
+    """Generated texts as the candidate pool."""
+    codes = np.array([text.code for text in texts], dtype=np.int32)
+    return CandidatePool(tuple(text.text for text in texts), codes)
+
+
+def assemble_corpus(
+    study: Study,
+    pool: CandidatePool,
+    strong_profiles: Sequence[Counts],
+    votes: Ballots,
+    sampler: TextSampler,
+    on_text: Callable[[int, int], None] = lambda _made, _wanted: None,
+) -> AssembledCorpus:
+    """Quotas from all profiles, candidates by votes, and fresh text where a quota exceeds the useful candidates."""
+    weak_profiles = list(votes.profiles.values())
+    profile = sum_profiles([*strong_profiles, *weak_profiles])
+    wanted = quotas(profile, study.corpus.size)
+    # Without a ballot there is nothing to rank by: a strong-only study draws evenly.
+    rule = study.corpus.selection if votes.ballots else "uniform"
+    selection = select(
+        rule,
+        votes=sum_profiles(list(votes.ballots.values())) if votes.ballots else np.zeros(len(pool), np.int64),
+        codes_of_candidates=pool.codes,
+        quotas=wanted,
+        neighbours=study.neighbours,
+        profile=sum_profiles(weak_profiles) if weak_profiles else profile,
+        generator=np.random.default_rng(study.pool.seed),
+    )
+    chosen = [CorpusText(pool.texts[i], int(pool.codes[i]), "candidate") for i in selection.chosen]
+    fresh = [CorpusText(t.text, t.code, "top-up") for t in sampler.sample(selection.shortfall, on_text)]
+    repeated, holes = _repeats(chosen + fresh, pool, wanted)
+    texts = sorted(chosen + fresh + repeated, key=lambda text: text.code)
+    return AssembledCorpus(texts, profile, wanted, holes)
+
+
+def _repeats(texts: Sequence[CorpusText], pool: CandidatePool, wanted: Counts) -> tuple[list[CorpusText], Counts]:
+    """Fill what no fresh text could fill with the code's texts again, in turn; an empty code leaves a hole."""
+    made = np.bincount([text.code for text in texts], minlength=wanted.size)
+    holes = np.zeros_like(wanted)
+    repeated: list[CorpusText] = []
+    for code in np.flatnonzero(wanted > made):
+        missing = int(wanted[code] - made[code])
+        source = [t.text for t in texts if t.code == code] or [
+            text for text, of in zip(pool.texts, pool.codes, strict=True) if of == code
+        ]
+        if not source:
+            holes[code] = missing
+            continue
+        repeated += [CorpusText(source[i % len(source)], int(code), "repeat") for i in range(missing)]
+    return repeated, holes

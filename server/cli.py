@@ -1,0 +1,208 @@
+"""The command line. Thin: reads options, calls the rooms that do the work, prints, and maps errors to exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from common.errors import ExitCode, FedcorpusError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Hospitals publish one differentially private synthetic text corpus; no note leaves its hospital.",
+)
+site_app = typer.Typer(no_args_is_help=True, help="What a hospital runs.")
+app.add_typer(site_app, name="site")
+
+screen = Console()
+messages = Console(stderr=True)
+
+StudyFile = Annotated[Path, typer.Argument(help="The study (study.toml).", show_default=False)]
+SitesFolder = Annotated[Path, typer.Option("--sites", help="Folder with one site file (*.toml) per hospital.")]
+OutFolder = Annotated[
+    Path | None, typer.Option("--out", help="New folder for the run. Default: fedcorpus-runs/STUDY-TIME.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+WeakEnvironment = Annotated[
+    Path | None,
+    typer.Option(
+        "--weak-env", help="Virtual environment that weak sites run in (needs no torch). Default: this one."
+    ),
+]
+
+
+def main() -> None:
+    """Entry of the ``fedcorpus`` command."""
+    try:
+        app(standalone_mode=False)
+    except FedcorpusError as error:
+        _end(str(error), int(error.exit_code))
+    except typer.Exit as ending:
+        sys.exit(ending.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        _end("stopped", int(ExitCode.FAILED))
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            _end(error.format_message(), int(ExitCode.USAGE))
+        raise
+
+
+@app.command()
+def simulate(
+    study: StudyFile,
+    sites: SitesFolder = Path("sites"),
+    out: OutFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a study with Flower's simulation engine: many sites in one process pool."""
+    _launch(study, sites, out, "simulation", as_json, None)
+
+
+@app.command()
+def up(
+    study: StudyFile,
+    sites: SitesFolder = Path("sites"),
+    out: OutFolder = None,
+    weak_env: WeakEnvironment = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a study as a real federation on this machine: SuperLink with TLS, one SuperNode process per site."""
+    _launch(study, sites, out, "processes", as_json, weak_env)
+
+
+@app.command()
+def demo(
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Your own documents (Parquet, CSV, JSONL) instead of the reviews.")
+    ] = None,
+    site_column: Annotated[
+        str | None, typer.Option("--site-column", help="Column of --data that names the hospital.")
+    ] = None,
+    code_column: Annotated[
+        list[str] | None,
+        typer.Option("--code-column", help="Column of --data whose values are control codes; may be repeated."),
+    ] = None,
+    text_column: Annotated[str, typer.Option("--text-column", help="Column of --data with the text.")] = "text",
+    out: OutFolder = None,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="Use a real federation of processes instead of the simulation engine.")
+    ] = False,
+    weak_env: WeakEnvironment = None,
+    as_json: AsJson = False,
+) -> None:
+    """The whole thing on one machine: six hospitals, real text, a pretrained model, a few minutes."""
+    from server.demo import prepare_demo
+
+    root = (out or _new_folder("demo")).resolve()
+    prepared = prepare_demo(root, data, site_column, tuple(code_column or ()), text_column)
+    messages.print(prepared.description, highlight=False)
+    engine = "processes" if processes else "simulation"
+    _launch(prepared.study_file, prepared.sites_folder, root / "run", engine, as_json, weak_env)
+
+
+@app.command()
+def plan(
+    study: StudyFile,
+    size_class: Annotated[
+        int | None, typer.Option("--size-class", help="Size class of a strong site. Default: the study's minimum.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a study costs, before anything is touched: noise and joint epsilon of a site of each tier."""
+    from common.site.plan import strong_plan, weak_plan
+    from common.study import Study
+
+    loaded = Study.load(study)
+    size = size_class or loaded.federation.min_documents
+    strong, weak = strong_plan(loaded, size), weak_plan(loaded)
+    rows = [
+        ("strong", f"{strong.training.steps} steps at q={strong.training.sample_rate:.4g}",
+         f"noise multiplier {strong.training.noise_multiplier:.4f}", strong.epsilon),
+        ("strong", "profile", f"discrete Gaussian, scale {strong.profile.scale:.3f}", strong.epsilon),
+        ("weak", f"ballot, K={weak.votes.cells_per_unit}",
+         f"discrete Gaussian, scale {weak.votes.scale:.3f}", weak.epsilon),
+        ("weak", "profile", f"discrete Gaussian, scale {weak.profile.scale:.3f}", weak.epsilon),
+    ]  # fmt: skip
+    if as_json:
+        keys = ("tier", "release", "noise", "joint_epsilon")
+        typer.echo(json.dumps({"study": loaded.sha256, "releases": [dict(zip(keys, r, strict=True)) for r in rows]}))
+        return
+    table = Table(title=f"Study {loaded.name}: what each site would release (size class {size})")
+    for heading in ("tier", "release", "noise", f"joint ε at δ={loaded.privacy.delta:g}"):
+        table.add_column(heading)
+    for tier, release, noise, epsilon in rows:
+        table.add_row(tier, release, noise, f"{epsilon:.3f}")
+    screen.print(table)
+
+
+@site_app.command("check")
+def site_check(
+    site: Annotated[Path, typer.Argument(help="Your site file (site.toml).", show_default=False)],
+    study: Annotated[Path, typer.Option("--study", help="The study you were asked to join.")],
+) -> None:
+    """Read your documents as the study would, and say what is wrong. Prints to you only; nothing travels."""
+    from common.site.check import check_site
+    from common.site.config import Site
+    from common.site.policy import check_study
+    from common.study import Study
+
+    loaded, config = Study.load(study), Site.load(site)
+    check_study(config, loaded)
+    found = check_site(config, loaded)
+    screen.print(
+        f"site {config.name} ({config.tier}): {found.documents} documents of {found.units} units can be used, "
+        f"{found.undeclared} have undeclared values, {sum(found.problems.values())} rows are malformed",
+        highlight=False,
+    )
+
+
+def _launch(study: Path, sites: Path, out: Path | None, engine: str, as_json: bool, weak_env: Path | None) -> None:
+    from server.launch import execute, prepare
+    from server.progress_view import ProgressView
+    from server.report import read_summary, render_summary
+
+    launch = prepare(study, sites, out or _new_folder(study.stem))
+    here = Path(sys.executable).parent
+    with ProgressView(messages) as view:
+        execute(
+            launch,
+            "processes" if engine == "processes" else "simulation",
+            view.show,
+            weak_environment=_environment(weak_env) if weak_env else here,
+            strong_environment=here,
+        )
+    if as_json:
+        typer.echo(launch.workspace.summary_json.read_text(encoding="utf-8"))
+        return
+    render_summary(read_summary(launch.workspace), screen)
+
+
+def _environment(folder: Path) -> Path:
+    """``bin`` folder of a virtual environment."""
+    from common.errors import UserError
+
+    scripts = folder.resolve() / "bin"
+    if not (scripts / "flower-supernode").is_file():
+        raise UserError(f"--weak-env {folder}: no flower-supernode in {scripts}; a virtual environment with fedcorpus is needed")
+    return scripts
+
+
+def _new_folder(name: str) -> Path:
+    return Path("fedcorpus-runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _end(message: str, code: int) -> NoReturn:
+    messages.print(f"fedcorpus: {message}", style="red" if messages.is_terminal else None, markup=False, highlight=False)
+    sys.exit(code)
+
+

@@ -1,0 +1,157 @@
+"""Sampling texts from the fine-tuned generator, in batches and with a KV cache. Post-processing: costs no privacy.
+
+Empty texts, duplicates and echoes of the prompt are dropped and made again, a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from common.codes import ControlCodes
+from common.models.generator import Generator
+from common.study import Pool, Study
+
+log = logging.getLogger("fedcorpus.server")
+
+OnText = Callable[[int, int], None]
+"""Called with (texts made, texts wanted)."""
+
+
+@dataclass(frozen=True)
+class SyntheticText:
+    """One generated text and the index of the code it was generated under."""
+
+    text: str
+    code: int
+
+
+@dataclass
+class Drops:
+    """Why generated texts weren't kept."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} {reason}" for reason, count in sorted(self.counts.items())) or "none"
+
+
+class TextSampler:
+    """Samples distinct texts for control codes from a generator as it stands when the sampler is made."""
+
+    def __init__(self, generator: Generator, study: Study) -> None:
+        self._tokenizer = generator.tokenizer
+        self._model = _merged(generator)
+        self._codes: ControlCodes = study.codes
+        self._options: Pool = study.pool
+        self._prompts = generator.prompts(study.codes)
+        self._seen: set[str] = set()
+        self.drops = Drops()
+
+    def sample(self, wanted: NDArray[np.int64], on_text: OnText = lambda _made, _wanted: None) -> list[SyntheticText]:
+        """Generate ``wanted[c]`` distinct texts for every code c, none of which this sampler has given before.
+
+        Parameters
+        ----------
+        wanted
+            int64 of shape ``(codes,)``.
+
+        Returns
+        -------
+        list of SyntheticText
+            Ordered by code. Shorter than asked if the tries ran out; count per code to see where.
+        """
+        missing, made = wanted.copy(), list[SyntheticText]()
+        for attempt in range(self._options.max_tries):
+            for text in self._attempt(missing.copy(), attempt):
+                missing[text.code] -= 1
+                made.append(text)
+                on_text(len(made), int(wanted.sum()))
+            if not missing.any():
+                break
+        if missing.any():
+            log.warning("%d of %d texts couldn't be made; dropped: %s", missing.sum(), wanted.sum(), self.drops)
+        return sorted(made, key=lambda text: text.code)
+
+    def _attempt(self, missing: NDArray[np.int64], attempt: int) -> Iterator[SyntheticText]:
+        jobs = np.repeat(np.arange(missing.size), missing)
+        for start in range(0, jobs.size, self._options.batch_size):
+            batch = jobs[start : start + self._options.batch_size]
+            for code, raw in zip(batch, self._generate(batch, attempt, start), strict=True):
+                text = _tidy(raw)
+                reason = self._reason_to_drop(text, int(code))
+                if reason:
+                    self.drops.counts[reason] += 1
+                    continue
+                self._seen.add(text.casefold())
+                yield SyntheticText(text, int(code))
+
+    def _generate(self, codes: NDArray[np.int64], attempt: int, start: int) -> list[str]:
+        prompts = [self._prompts[code] for code in codes]
+        width = max(len(prompt) for prompt in prompts)
+        pad = self._tokenizer.pad_token_id
+        ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        options = self._options
+        with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_stream(options.seed, len(self._seen), attempt, start))
+            output = self._model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=True,
+                temperature=options.temperature,
+                top_p=options.top_p,
+                top_k=0,
+                max_new_tokens=options.max_new_tokens,
+                pad_token_id=pad,
+                eos_token_id=self._tokenizer.eos_token_id,
+                use_cache=True,
+            )
+        decoded: list[str] = self._tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+        return decoded
+
+    def _reason_to_drop(self, text: str, code: int) -> str:
+        if not any(character.isalnum() for character in text):
+            return "empty"
+        if self._is_echo(text, code):
+            return "prompt echo"
+        if text.casefold() in self._seen:
+            return "duplicate"
+        return ""
+
+    def _is_echo(self, text: str, code: int) -> bool:
+        """The text repeats the condition instead of following it."""
+        lines = [line.casefold() for line in self._codes.prompt(code).splitlines() if line.strip()]
+        return any(line in text.casefold() for line in lines if ": " in line or line == "text:") or (
+            bool(self._codes.preamble) and self._codes.preamble.casefold() in text.casefold()
+        )
+
+
+def _merged(generator: Generator) -> Any:
+    """A copy of the model with the adapter merged into its weights: sampling then pays nothing for LoRA.
+
+    Merged in float32 and rounded once: added to bfloat16 weights, a small update would be lost weight by weight. The
+    generator's own model stays as it is.
+    """
+    dtype = torch.bfloat16 if generator.options.dtype == "bfloat16" else torch.float32
+    return copy.deepcopy(generator.model).float().merge_and_unload().to(dtype).eval()
+
+
+def _tidy(raw: str) -> str:
+    """NFC, without control characters, blanks squeezed: a candidate is shown to people and counted as data."""
+    visible = "".join(c if c.isprintable() else " " for c in unicodedata.normalize("NFC", raw))
+    return " ".join(visible.split())
+
+
+def _stream(seed: int, *position: int) -> int:
+    """A public seed for one batch; sampling of synthetic text is not a privacy mechanism."""
+    return int(np.random.SeedSequence([seed, *position]).generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,128 @@
+"""Phase 2: one round in which the weak sites profile and vote. One message each way per site (RAFT, phase 2).
+
+Nothing queues for a site that is offline: Flower answers for it at once. So the round is a window. A site is asked
+when it is online, and asked again, with the same question, if it was lost with the question in hand; its ledger then
+gives the stored bytes, so an answer costs once and counts once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from common.errors import FedcorpusError, QuorumError
+from common.protocol import PROFILE_AND_VOTE, CandidatePool, VoteReply, VoteRequest
+from common.study import Study
+from server.census import Roster, SiteRecord, failure_code
+from server.progress import Progress
+
+log = logging.getLogger("fedcorpus.server")
+
+POLL_SECONDS = 1.0
+MAX_TRIES = 3
+_LOST_ON_THE_WAY = {"FLOWER_ERROR_3", "FLOWER_ERROR_4", "FLOWER_ERROR_5", "FLOWER_ERROR_8"}
+"""Flower's codes for a message, node or client process that went away; asking again may help. A refusal is final."""
+
+
+@dataclass(frozen=True)
+class Ballots:
+    """Result of phase 2; everything is noised.
+
+    Attributes
+    ----------
+    profiles
+        Noisy profile of each weak site that answered, int64 ``(codes,)``.
+    ballots
+        Noisy votes of each weak site that answered, int64 ``(candidates,)``.
+    """
+
+    profiles: Mapping[str, NDArray[np.int64]]
+    ballots: Mapping[str, NDArray[np.int64]]
+
+
+class ProfileAndVote:
+    """The vote round over the weak sites of a roster."""
+
+    def __init__(self, study: Study, run_id: str, roster: Roster, progress: Progress) -> None:
+        self._study = study
+        self._run_id = run_id
+        self._sites = {site.node_id: site for site in roster.of_tier("weak")}
+        self._progress = progress
+
+    def collect(self, grid: Grid, pool: CandidatePool) -> Ballots:
+        """Ask every weak site once, until all have answered or the window closes.
+
+        Raises
+        ------
+        QuorumError
+            If fewer weak sites than the study's minimum gave a valid answer.
+        """
+        records = VoteRequest(self._study, self._run_id, pool).to_records()
+        replies: dict[int, VoteReply] = {}
+        pending: dict[str, int] = {}
+        tries: Counter[int] = Counter()
+        deadline = time.monotonic() + self._study.federation.vote_seconds
+        while (open_ := self._open(replies, pending, tries)) and time.monotonic() < deadline:
+            ready = sorted(set(open_) & set(grid.get_node_ids()) - set(pending.values()))
+            messages = [
+                Message(records, dst_node_id=node, message_type=PROFILE_AND_VOTE, group_id="votes") for node in ready
+            ]
+            for message, message_id in zip(messages, grid.push_messages(messages) if messages else [], strict=True):
+                tries[message.metadata.dst_node_id] += 1
+                if message_id:
+                    pending[message_id] = message.metadata.dst_node_id
+            for reply in grid.pull_messages(list(pending)) if pending else []:
+                node = pending.pop(reply.metadata.reply_to_message_id)
+                self._take(node, reply, len(pool), replies, tries)
+            self._progress.step("votes", len(replies), len(self._sites))
+            if len(replies) < len(self._sites):
+                time.sleep(POLL_SECONDS)
+        self._close(replies)
+        return Ballots(
+            profiles={self._sites[node].name: reply.profile for node, reply in replies.items()},
+            ballots={self._sites[node].name: reply.ballot for node, reply in replies.items()},
+        )
+
+    def _open(self, replies: Mapping[int, VoteReply], pending: Mapping[str, int], tries: Counter[int]) -> list[int]:
+        """Sites that may still answer."""
+        waiting = set(pending.values())
+        return [n for n in self._sites if n not in replies and (n in waiting or tries[n] < MAX_TRIES)]
+
+    def _take(
+        self, node: int, message: Message, candidates: int, replies: dict[int, VoteReply], tries: Counter[int]
+    ) -> None:
+        site = self._sites[node]
+        if message.has_error():
+            code = failure_code(message)
+            self._lost(site, code)
+            if code not in _LOST_ON_THE_WAY:
+                tries[node] = MAX_TRIES
+            return
+        try:
+            replies[node] = VoteReply.from_records(message.content, len(self._study.codes), candidates)
+        except FedcorpusError:
+            self._lost(site, "malformed ballot")
+            tries[node] = MAX_TRIES
+            return
+        site.answered()
+
+    def _lost(self, site: SiteRecord, reason: str) -> None:
+        site.failed(reason)
+        self._progress.note(f"weak site {site.name}: {reason}")
+
+    def _close(self, replies: Mapping[int, VoteReply]) -> None:
+        for node, site in self._sites.items():
+            if node not in replies and site.outcome == "not asked":
+                self._lost(site, "no answer in time")
+        needed = self._study.federation.min_weak
+        if len(replies) < needed:
+            states = ", ".join(f"{site.name} ({site.outcome})" for site in self._sites.values())
+            raise QuorumError(f"vote round: {len(replies)} weak sites answered, the study needs {needed}: {states}")
