@@ -169,7 +169,8 @@ def site_check(
 def _launch(study: Path, sites: Path, out: Path | None, engine: str, as_json: bool, weak_env: Path | None) -> None:
     from server.launch import execute, prepare
     from server.progress_view import ProgressView
-    from server.report import read_summary, render_summary
+    from server.report import render_summary
+    from server.summary import read_summary
 
     launch = prepare(study, sites, out or _new_folder(study.stem))
     here = Path(sys.executable).parent

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+STEP_SECONDS = 0.3
+"""Steps that follow faster than this are left out, the last one of a phase apart: a million texts are not a million lines."""
+
 PHASES = ("census", "training", "pool", "votes", "corpus")
 
 
@@ -22,6 +25,7 @@ class Progress:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.seconds: dict[str, float] = {}
+        self._last_step = 0.0
 
     @contextmanager
     def phase(self, name: str, total: int) -> Iterator[None]:
@@ -34,6 +38,10 @@ class Progress:
 
     def step(self, phase: str, done: int, total: int) -> None:
         """So much of a phase is done."""
+        now = time.monotonic()
+        if done < total and now - self._last_step < STEP_SECONDS:
+            return
+        self._last_step = now
         self._write(event="step", phase=phase, done=done, total=total)
 
     def note(self, text: str) -> None:

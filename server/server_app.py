@@ -25,6 +25,7 @@ from server.census import take_census
 from server.corpus import write_ballots, write_corpus, write_pool, write_profiles
 from server.generation import TextSampler
 from server.progress import Progress
+from server.report import write_summary
 from server.strategies.lora_dp_fedavg import LoraDpFedAvg
 from server.strategies.profile_and_vote import ProfileAndVote
 from server.summary import summarise
@@ -99,7 +100,8 @@ def run_study(grid: Grid, run: Run) -> None:
         write_corpus(run.workspace, study.codes, corpus.texts)
         _report_holes(corpus, study, progress)
 
-    summarise(run.workspace, study, run.run_id, roster, pool, votes, corpus, sampler.drops, progress)
+    summary = summarise(run.workspace, study, run.run_id, roster, pool, votes, corpus, sampler.drops, progress)
+    write_summary(run.workspace, summary)
 
 
 def open_run(study: str, workspace: str) -> Run:
