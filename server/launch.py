@@ -96,7 +96,7 @@ def execute(launch: Launch, engine: Engine, on_event: OnEvent, weak_environment:
     environments = {"weak": weak_environment, "strong": strong_environment}
     if engine == "simulation":
         federation = LocalFederation.simulation(
-            launch.workspace.federation, launch.site_files[0].parent, len(launch.site_files)
+            launch.workspace.federation, len(launch.site_files)
         )
     else:
         federation = LocalFederation.deployment(

@@ -1,20 +1,30 @@
-"""A site's documents: read once through pyarrow, mapped to control codes and privacy units. Private.
+"""A site's documents: one file, read in batches, mapped to control codes and privacy units. Private.
 
 Malformed rows are told to the operator by row number and reason, never by content; rows whose values the study doesn't
-declare are counted. Neither is sent anywhere.
+declare are counted. Neither is sent anywhere. No exception raised here quotes a cell, not even by way of its cause:
+pyarrow's own exceptions do, so they end in this module.
+
+    documents = Documents.load(site, study)
+    order, offsets = documents.by_unit()
+
+A new file format is one function from a path to rows, and one entry in `FORMATS`.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
-import logging
+import re
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,24 +36,28 @@ from common.errors import DataError
 from common.site.config import Site
 from common.study import Study
 
-log = logging.getLogger("fedcorpus.site")
-
 BATCH_ROWS = 10_000
+_MAX_CSV_ROW = 1 << 24
+"""Bytes. pyarrow needs a whole row in one block; this bounds its memory too."""
 
-SUFFIXES = (".parquet", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz")
+Progress = Callable[[int], None]
+"""Called now and then with the rows read so far. A private number: for the operator's screen."""
 
 
 class Problem(Enum):
-    """Why a row can't be used. The reason never quotes the row."""
+    """Why a row can't be used: a code, and a sentence that never quotes the row."""
 
     NO_TEXT = "the text is empty"
     NO_CODE = "a code column is empty"
     NO_PATIENT = "the patient column is empty"
     NOT_JSON = "the line isn't a JSON object"
+    REPEATED_KEY = "the JSON object has a key twice"
     WRONG_CELLS = "the number of cells differs from the header's"
+    NOT_UTF8 = "a cell isn't valid UTF-8"
+    NOT_ONE_VALUE = "a cell holds a list or an object, not one value"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RowProblem:
     """A malformed row: its number (1 is the first row of data) and the reason."""
 
@@ -51,7 +65,7 @@ class RowProblem:
     reason: Problem
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Documents:
     """A site's documents. Private: ``repr`` shows sizes only.
 
@@ -64,7 +78,7 @@ class Documents:
     units
         Privacy unit of each document, int32 ``(documents,)``, numbered from 0 in order of appearance.
     problems
-        Malformed rows that were left out.
+        Malformed rows that were left out, in order.
     undeclared
         Number of rows left out because the study doesn't declare one of their values.
     """
@@ -74,6 +88,14 @@ class Documents:
     units: NDArray[np.int32]
     problems: tuple[RowProblem, ...] = ()
     undeclared: int = 0
+
+    def __post_init__(self) -> None:
+        shape = (len(self.texts),)
+        if self.codes.shape != shape or self.units.shape != shape:
+            raise DataError(
+                f"documents: {len(self.texts)} texts, codes {self.codes.shape}, units {self.units.shape}; one code and "
+                "one unit per text are needed"
+            )
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -87,14 +109,17 @@ class Documents:
         return int(self.units.max()) + 1 if self.units.size else 0
 
     def by_unit(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(order, offsets): documents of unit ``u`` are ``order[offsets[u]:offsets[u + 1]]``."""
+        """(order, offsets): documents of unit ``u`` are ``order[offsets[u]:offsets[u + 1]]``.
+
+        Shapes ``(documents,)`` and ``(unit_count + 1,)``. Private.
+        """
         order = np.argsort(self.units, kind="stable").astype(np.int64)
         offsets = np.zeros(self.unit_count + 1, dtype=np.int64)
         np.cumsum(np.bincount(self.units, minlength=self.unit_count), out=offsets[1:])
         return order, offsets
 
     @classmethod
-    def load(cls, site: Site, study: Study) -> Documents:
+    def load(cls, site: Site, study: Study, *, progress: Progress | None = None) -> Documents:
         """Read the site's file as the study sees it. No usable document at all is not an error here.
 
         Raises
@@ -103,199 +128,396 @@ class Documents:
             If the file can't be read, a column is missing, or a row is malformed and the site's file says ``stop``.
         """
         options = site.documents
-        attributes = [options.column_of(name) for name in study.codes.names]
-        patient = options.patient_column if study.privacy.unit == "patient" else None
-        if study.privacy.unit == "patient" and patient is None:
-            raise DataError(
-                f"site {site.name!r}: the study protects patients; documents.patient_column must name their column"
-            )
-        reader = _Reader(options.path, [options.text_column, *attributes, *([patient] if patient else [])])
-        builder = _Builder(study, options.text_column, attributes, patient)
-        for number, row in reader.rows():
+        patient = _patient_column(site, study)
+        columns = {options.text_column: "documents.text_column"}
+        columns |= {options.column_of(name): "documents.code_columns" for name in study.codes.names}
+        columns |= {patient: "documents.patient_column"} if patient else {}
+        builder = _Builder(site, study, list(columns), patient)
+        rows = _rows(options.path, {name: f"name the right column in {key}" for name, key in columns.items()})
+        for number, row in enumerate(_counted(rows, progress), start=1):
             builder.add(number, row)
-        documents = builder.documents(reader.problems)
+        documents = builder.documents()
         if documents.problems and options.on_malformed == "stop":
             first = documents.problems[0]
             raise DataError(
                 f"{options.path}: row {first.row} can't be used: {first.reason.value}; {len(documents.problems)} such "
-                "rows in all, and documents.on_malformed is 'stop'"
+                "rows in all, and documents.on_malformed is 'stop' ('skip' leaves them out)"
             )
         return documents
 
 
-class _Builder:
-    def __init__(self, study: Study, text: str, attributes: Sequence[str], patient: str | None) -> None:
-        self._study, self._text, self._attributes, self._patient = study, text, attributes, patient
-        self._texts: list[str] = []
-        self._codes: list[int] = []
-        self._units: list[int] = []
-        self._unit_of: dict[str, int] = {}
-        self._problems: list[RowProblem] = []
-        self._undeclared = 0
-
-    def add(self, number: int, row: Mapping[str, Any]) -> None:
-        text = as_text(row[self._text])
-        values = tuple(as_text(row[column]) for column in self._attributes)
-        patient = as_text(row[self._patient]) if self._patient else str(number)
-        for missing, reason in (
-            (not text, Problem.NO_TEXT),
-            (not all(values), Problem.NO_CODE),
-            (not patient, Problem.NO_PATIENT),
-        ):
-            if missing:
-                self._problems.append(RowProblem(number, reason))
-                return
-        code = self._study.codes.index(values)
-        if code is None:
-            self._undeclared += 1
-            return
-        self._texts.append(text)
-        self._codes.append(code)
-        self._units.append(self._unit_of.setdefault(patient, len(self._unit_of)))
-
-    def documents(self, unreadable: Sequence[RowProblem]) -> Documents:
-        return Documents(
-            tuple(self._texts),
-            np.array(self._codes, dtype=np.int32),
-            np.array(self._units, dtype=np.int32),
-            tuple(sorted([*unreadable, *self._problems], key=lambda problem: problem.row)),
-            self._undeclared,
-        )
-
-
-def as_text(value: Any) -> str:
-    """A cell as text without outer blanks: 4 and 4.0 are '4', true is 'true', nothing is ''."""
-    if value is None or (isinstance(value, float) and value != value):
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value).strip()
-
-
-def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """All well-formed rows of a file, with the named columns only.
+def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """All readable rows of a file as texts (see `as_text`), with the named columns only. Private.
 
     Raises
     ------
     DataError
         If the file can't be read or a column is missing.
     """
-    return [dict(row) for _, row in _Reader(path, columns).rows()]
+    wanted = dict.fromkeys(columns, "name one of these")
+    readable = (row for row in _rows(path, wanted) if not isinstance(row, Problem))
+    return [dict(zip(wanted, map(as_text, row), strict=True)) for row in readable]
 
 
-class _Reader:
-    """Rows of a Parquet, CSV or JSONL file, in batches, with the rows that can't be parsed on the side."""
-
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self._path = path
-        self._columns = list(dict.fromkeys(columns))
-        self.problems: list[RowProblem] = []
-        _check_file(path)
-
-    def rows(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """(row number, row) for every row that can be parsed."""
-        name = self._path.name.lower().removesuffix(".gz")
-        try:
-            if name.endswith(".parquet"):
-                yield from self._parquet()
-            elif name.endswith(".csv"):
-                yield from self._csv()
-            else:
-                yield from self._json_lines()
-        except (pa.ArrowException, OSError, EOFError) as cause:
-            raise DataError(
-                f"{self._path}: can't be read as {name.rsplit('.', 1)[-1]}: the file is damaged or of another format"
-            ) from cause
-
-    def _parquet(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        file = pq.ParquetFile(self._path)
-        self._require(file.schema_arrow.names)
-        number = 0
-        for batch in file.iter_batches(BATCH_ROWS, columns=self._columns):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row
-
-    def _csv(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        skipped: list[int] = []
-
-        def note(row: Any) -> str:
-            skipped.append(row.number)
-            return "skip"
-
-        with _opened(self._path) as stream:
-            table = pacsv.open_csv(
-                stream,
-                # One thread: only then does pyarrow tell the number of a row that it can't parse.
-                read_options=pacsv.ReadOptions(use_threads=False, block_size=1 << 22),
-                parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=note),
-                convert_options=pacsv.ConvertOptions(
-                    column_types={name: pa.string() for name in self._columns}, strings_can_be_null=True
-                ),
-            )
-            self._require(table.schema.names)
-            number = 0
-            for batch in table:
-                for row in batch.select(self._columns).to_pylist():
-                    number += 1
-                    # A skipped row keeps its number, counted from the header as row 1 by pyarrow.
-                    while len(self.problems) < len(skipped) and skipped[len(self.problems)] - 1 <= number:
-                        self.problems.append(RowProblem(number, Problem.WRONG_CELLS))
-                        number += 1
-                    yield number, row
-        for _ in skipped[len(self.problems) :]:
-            number += 1
-            self.problems.append(RowProblem(number, Problem.WRONG_CELLS))
-
-    def _json_lines(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        # Line by line: one bad line would make pyarrow's reader fail as a whole, and types may differ between rows.
-        seen: set[str] = set()
-        number = 0
-        with _opened(self._path) as stream:
-            for line in stream:
-                if not line.strip():
-                    continue
-                number += 1
-                row = _json_object(line if number > 1 else line.removeprefix(b"\xef\xbb\xbf"))
-                if row is None:
-                    self.problems.append(RowProblem(number, Problem.NOT_JSON))
-                    continue
-                seen |= row.keys()
-                yield number, {column: row.get(column) for column in self._columns}
-        self._require(sorted(seen))
-
-    def _require(self, there: Sequence[str]) -> None:
-        doubled = sorted(name for name, count in Counter(there).items() if count > 1 and name in self._columns)
-        if doubled:
-            raise DataError(f"{self._path}: column {doubled[0]!r} is there twice; column names must be distinct")
-        for column in self._columns:
-            if column not in there:
-                raise DataError(
-                    f"{self._path}: column {column!r} is missing; the file has {', '.join(map(repr, there)) or 'none'}; "
-                    "name the right one in the site file's [documents]"
-                )
+def as_text(value: Any) -> str:
+    """A cell as text without outer blanks: 4 and 4.0 are '4', true is 'true', nothing is ''."""
+    if isinstance(value, str):
+        return value.strip()
+    if value is None or value != value:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float | Decimal) and value == value // 1:
+        return str(int(value))
+    return str(value).strip()
 
 
-def _opened(path: Path) -> BinaryIO:
-    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")  # type: ignore[return-value]
+# ----------------------------------------------------------------------------------------------- rows to documents
+
+_Row = tuple[Any, ...]
+"""Cells in the order of the columns that were asked for."""
+
+_WHOLE_NUMBER = re.compile(r"([+-]?[0-9]+)\.0+")
 
 
-def _json_object(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
+class _Builder:
+    """Gathers documents row by row."""
+
+    def __init__(self, site: Site, study: Study, columns: Sequence[str], patient: str | None) -> None:
+        self._codes_of = study.codes.index
+        self._text = columns.index(site.documents.text_column)
+        self._attributes = [columns.index(site.documents.column_of(name)) for name in study.codes.names]
+        self._patient = columns.index(patient) if patient else None
+        self._untyped = _format_of(site.documents.path) == ".csv"
+        self._texts: list[str] = []
+        self._codes: list[int] = []
+        self._units: list[int] = []
+        self._unit_of: dict[str | int, int] = {}
+        self._problems: list[RowProblem] = []
+        self._undeclared = 0
+
+    def add(self, number: int, row: _Row | Problem) -> None:
+        if isinstance(row, Problem):
+            self._problems.append(RowProblem(number, row))
+            return
+        text = as_text(row[self._text])
+        values = tuple(as_text(row[place]) for place in self._attributes)
+        unit = number if self._patient is None else self._retyped(as_text(row[self._patient]))
+        problem = _missing(text, values, unit)
+        if problem:
+            self._problems.append(RowProblem(number, problem))
+            return
+        code = self._code(values)
+        if code is None:
+            self._undeclared += 1
+            return
+        self._texts.append(text)
+        self._codes.append(code)
+        self._units.append(self._unit_of.setdefault(unit, len(self._unit_of)))
+
+    def documents(self) -> Documents:
+        return Documents(
+            tuple(self._texts),
+            np.array(self._codes, dtype=np.int32),
+            np.array(self._units, dtype=np.int32),
+            tuple(self._problems),
+            self._undeclared,
+        )
+
+    def _code(self, values: tuple[str, ...]) -> int | None:
+        code = self._codes_of(values)
+        if code is None and self._untyped:
+            return self._codes_of(tuple(map(self._retyped, values)))
+        return code
+
+    def _retyped(self, value: str) -> str:
+        # A CSV file has no types: 4 written by a table that also has gaps is 4.0, and true may be True. Two spellings
+        # of one patient must be one unit, or that patient would count twice.
+        if not self._untyped:
+            return value
+        if whole := _WHOLE_NUMBER.fullmatch(value):
+            return str(int(whole[1])) if len(whole[1]) < 20 else whole[1]
+        return value.lower() if value in ("True", "False", "TRUE", "FALSE") else value
+
+
+def _missing(text: str, values: tuple[str, ...], unit: str | int) -> Problem | None:
+    if not text:
+        return Problem.NO_TEXT
+    if not all(values):
+        return Problem.NO_CODE
+    return None if unit else Problem.NO_PATIENT
+
+
+def _patient_column(site: Site, study: Study) -> str | None:
+    if study.privacy.unit != "patient":
         return None
-    return row if isinstance(row, dict) else None
+    if site.documents.patient_column is None:
+        raise DataError(
+            f"site {site.name!r}: study {study.name!r} protects patients; documents.patient_column must name the column "
+            "that tells them apart"
+        )
+    return site.documents.patient_column
+
+
+def _counted(rows: Iterable[_Row | Problem], progress: Progress | None) -> Iterator[_Row | Problem]:
+    number = 0
+    for number, row in enumerate(rows, start=1):  # noqa: B007
+        yield row
+        if progress and number % BATCH_ROWS == 0:
+            progress(number)
+    if progress:
+        progress(number)
+
+
+# ------------------------------------------------------------------------------------------------- files to rows
+
+_Columns = Mapping[str, str]
+"""Column -> what to do if the file lacks it."""
+
+
+def _rows(path: Path, columns: _Columns) -> Iterator[_Row | Problem]:
+    """Every row of data, in order: its cells, or why it can't be read.
+
+    Raises
+    ------
+    DataError
+        ``from None`` throughout: what pyarrow, json and gzip raise may quote a cell.
+    """
+    _check_file(path)
+    suffix = _format_of(path)
+    try:
+        for row in FORMATS[suffix](path, columns):
+            yield row if isinstance(row, Problem) else _checked(row)
+    except DataError:
+        raise
+    except PermissionError:
+        raise DataError(f"{path}: can't be read: permission denied") from None
+    except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, OverflowError) as cause:
+        raise DataError(
+            f"{path}: can't be read as {path.name[path.name.lower().rindex(suffix) :]}: the file is damaged or of "
+            f"another format ({type(cause).__name__})"
+        ) from None
+
+
+def _checked(row: _Row) -> _Row | Problem:
+    """The row with its text decoded, or why it can't be used."""
+    try:
+        cells = tuple(_cell(value) for value in row)
+    except UnicodeError:
+        return Problem.NOT_UTF8
+    return Problem.NOT_ONE_VALUE if any(isinstance(cell, list | dict) for cell in cells) else cells
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, str) and not value.isascii():
+        # JSON's \ud800 passes for a text in Python, and breaks later where the text is written or tokenised.
+        value.encode("utf-8")
+    return value
+
+
+def _parquet(path: Path, columns: _Columns) -> Iterator[_Row | Problem]:
+    with pq.ParquetFile(path) as file:
+        _require(path, file.schema_arrow.names, columns)
+        for batch in file.iter_batches(BATCH_ROWS, columns=list(columns)):
+            yield from zip(*(_values(batch.column(name)) for name in columns), strict=True)
+
+
+def _values(column: Any) -> list[Any]:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_temporal(column.type):
+        column = column.cast(pa.string())
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        # As bytes: otherwise a cell that isn't UTF-8 fails the whole batch.
+        column = column.cast(pa.large_binary())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _csv(path: Path, columns: _Columns) -> Iterator[_Row | Problem]:
+    header, has_rows = _csv_header(path)
+    _require_comma(path, header, columns)
+    _require(path, header, columns)
+    if not has_rows:
+        return
+    # By position: names that we don't need may be there twice. The last column shows whether the last quote is closed.
+    names = [str(place) for place in range(len(header))]
+    wanted = [names[header.index(column)] for column in columns]
+    number, skipped, last = 0, set[int](), None
+    with _opened(path) as stream:
+        for batch in _csv_batches(stream, names, {*wanted, names[-1]}, skipped):
+            for row in zip(*(_values(batch.column(name)) for name in wanted), strict=True):
+                while number + 1 in skipped:
+                    number += 1
+                    yield Problem.WRONG_CELLS
+                number += 1
+                yield row
+            last = batch.column(names[-1])[-1].as_py() if batch.num_rows else last
+    if last and (b"\n" in last or b"\r" in last) and _last_byte(path) != b'"':
+        raise DataError(f"{path}: a quote isn't closed in row {number}; it hides all rows after it")
+    yield from [Problem.WRONG_CELLS] * sum(row > number for row in skipped)
+
+
+def _csv_batches(stream: IO[bytes], names: Sequence[str], wanted: set[str], skipped: set[int]) -> Any:
+    """Batches of binary columns; the numbers of rows with the wrong number of cells go to ``skipped``."""
+
+    def note(row: Any) -> str:
+        # pyarrow counts the header as row 1.
+        skipped.add(row.number - 1)
+        return "skip"
+
+    return pacsv.open_csv(
+        stream,
+        # One thread: only then does pyarrow tell the number of a row that it can't parse.
+        read_options=pacsv.ReadOptions(
+            use_threads=False, block_size=_MAX_CSV_ROW, column_names=names, skip_rows_after_names=1
+        ),
+        parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=note),
+        # Bytes, and nothing is null: "NA" and "null" are values like any other, and 007 isn't 7.
+        convert_options=pacsv.ConvertOptions(
+            include_columns=sorted(wanted),
+            column_types=dict.fromkeys(wanted, pa.binary()),
+            strings_can_be_null=False,
+        ),
+    )
+
+
+def _csv_header(path: Path) -> tuple[list[str], bool]:
+    """Column names, and whether anything follows them."""
+    with _opened(path) as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        try:
+            header = next((row for row in csv.reader(text) if row), None)
+            has_rows = any(line.strip() for line in text)
+        except csv.Error:
+            raise DataError(f"{path}: the header can't be read; a line of comma-separated column names is needed") from None
+    if header is None:
+        raise DataError(f"{path}: the file is empty; a header and at least one row are needed")
+    names = [name.strip() for name in header]
+    if not all(map(_is_unicode, names)):
+        raise DataError(f"{path}: the header isn't UTF-8 text; save the file as UTF-8")
+    return names, has_rows
+
+
+def _require_comma(path: Path, header: Sequence[str], columns: _Columns) -> None:
+    separator = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
+    if separator and header[0] not in columns:
+        raise DataError(f"{path}: the cells are separated by {separator!r}; a comma is needed")
+
+
+def _last_byte(path: Path) -> bytes:
+    """The last byte that isn't a line end."""
+    last = b""
+    with _opened(path) as stream:
+        while block := stream.read(1 << 20):
+            last = block.rstrip(b"\r\n")[-1:] or last
+    return last
+
+
+def _json_lines(path: Path, columns: _Columns) -> Iterator[_Row | Problem]:
+    # Line by line and not by pyarrow: one bad line fails its whole file, 4 and "4" can't share a column, and a text
+    # that looks like a date becomes one.
+    seen: dict[str, None] = {}
+    missing = set(columns)
+    first: _Row | Problem | None = None
+    with _opened(path) as stream:
+        for line in _lines(stream):
+            row = _json_object(line)
+            first = first or (row if isinstance(row, Problem) else ())
+            if isinstance(row, Problem):
+                yield row
+                continue
+            missing -= row.keys()
+            seen |= dict.fromkeys(row) if missing else {}
+            yield tuple(row.get(column) for column in columns)
+    if first is None:
+        raise DataError(f"{path}: the file is empty; at least one JSON object is needed")
+    if missing == set(columns) and not seen:
+        raise DataError(f"{path}: no line is a JSON object; one object per line is needed, without an array around them")
+    if missing:
+        _require(path, list(seen), columns)
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    for number, line in enumerate(stream):
+        visible = line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line
+        if visible.strip():
+            yield visible
+
+
+def _json_object(line: bytes) -> dict[str, Any] | Problem:
+    try:
+        row = json.loads(line.decode("utf-8"), object_pairs_hook=_distinct)
+    except UnicodeDecodeError:
+        return Problem.NOT_UTF8
+    except _RepeatedKey:
+        return Problem.REPEATED_KEY
+    except (ValueError, RecursionError):
+        return Problem.NOT_JSON
+    return row if isinstance(row, dict) else Problem.NOT_JSON
+
+
+class _RepeatedKey(Exception):
+    """Control flow only: which of two values is meant can't be known."""
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        raise _RepeatedKey
+    return row
+
+
+FORMATS: Mapping[str, Callable[[Path, _Columns], Iterator[_Row | Problem]]] = {
+    ".parquet": _parquet,
+    ".csv": _csv,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json_lines,
+}
+SUFFIXES = (*FORMATS, *(f"{suffix}.gz" for suffix in FORMATS if suffix != ".parquet"))
+
+
+def _format_of(path: Path) -> str:
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _opened(path: Path) -> IO[bytes]:
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    return path.open("rb")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _require(path: Path, there: Sequence[str], columns: _Columns) -> None:
+    count = Counter(there)
+    for column, fix in columns.items():
+        if count[column] > 1:
+            raise DataError(f"{path}: column {column!r} is there {count[column]} times; column names must be distinct")
+        if not count[column]:
+            names = ", ".join(map(repr, there[:20])) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
+            raise DataError(f"{path}: column {column!r} is missing; the file has {names or 'no columns'}; {fix}")
 
 
 def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise DataError(f"{path}: is a folder; a file is needed ({', '.join(SUFFIXES)})")
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; a file is needed ({', '.join(SUFFIXES)})")
-    if not path.name.lower().endswith(SUFFIXES):
-        raise DataError(f"{path}: unknown kind of file; {', '.join(SUFFIXES)} are accepted")
-    if path.stat().st_size == 0:
-        raise DataError(f"{path}: the file is empty; at least one document is needed")
+    accepted = ", ".join(SUFFIXES)
+    try:
+        if path.is_dir():
+            raise DataError(f"{path}: is a folder; a file is needed ({accepted})")
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; a file is needed ({accepted})")
+        if not path.name.lower().endswith(SUFFIXES):
+            raise DataError(f"{path}: {path.suffix!r} isn't a known kind of file; {accepted} are accepted")
+        if path.stat().st_size == 0:
+            raise DataError(f"{path}: the file is empty; at least one document is needed")
+    except OSError as cause:
+        raise DataError(f"{path}: can't be read: {cause.strerror}") from None

@@ -1,0 +1,1 @@
+"""A real federation as processes on one machine, and what is needed to deploy one."""
