@@ -3,66 +3,115 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from common.errors import DataError, MissingExtraError, SiteConfigError
 from common.site.config import Site
-from common.site.documents import Documents
+from common.site.documents import Documents, Progress
 from common.study import Study
 
 STRONG_LIBRARIES = ("torch", "transformers", "peft", "opacus")
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class SiteCheck:
-    """Sizes of a site's documents. Private: for the operator."""
+    """Sizes of a site's documents. Private: for the operator.
+
+    Attributes
+    ----------
+    documents, units
+        Documents that the study can use, and the privacy units they belong to.
+    undeclared
+        Rows left out because the study doesn't declare one of their values.
+    problems
+        Malformed rows left out: reason in words -> number of rows.
+    codes
+        Documents under each control code, exact, int64 ``(codes,)``.
+    """
 
     documents: int
     units: int
     undeclared: int
     problems: Mapping[str, int]
+    codes: NDArray[np.int64]
+
+    def __repr__(self) -> str:
+        return f"SiteCheck(<{self.documents} private documents of {self.units} units>)"
 
 
-def check_site(site: Site, study: Study) -> SiteCheck:
+def check_site(site: Site, study: Study, *, progress: Progress | None = None) -> SiteCheck:
     """Read the documents as the study would.
 
     Raises
     ------
     UserError
-        One sentence about the first thing that keeps this site from taking part.
+        One sentence about the first thing that keeps this site from taking part. It may name exact numbers: for the
+        operator's eyes only.
     """
     check_libraries(site)
-    documents = Documents.load(site, study)
-    if not len(documents):
-        raise DataError(
-            f"{site.documents.path}: no document can be used by study {study.name!r}: {documents.undeclared} rows have "
-            f"undeclared values, {len(documents.problems)} are malformed"
-        )
-    units, minimum = documents.unit_count, study.federation.min_documents
-    if units < minimum:
-        raise DataError(
-            f"site {site.name!r} holds {units} units ({study.privacy.unit}s); study {study.name!r} needs at least {minimum}"
-        )
-    if site.size_class > units:
-        raise SiteConfigError(
-            f"site {site.name!r} declares size_class {site.size_class} but holds {units} units; at most {units} is true"
-        )
+    _check_size_class(site, study)
+    documents = Documents.load(site, study, progress=progress)
     reasons = Counter(problem.reason.value for problem in documents.problems)
-    return SiteCheck(len(documents), units, documents.undeclared, dict(reasons))
+    _check_units(site, study, documents, reasons)
+    codes = np.bincount(documents.codes, minlength=len(study.codes)).astype(np.int64)
+    return SiteCheck(len(documents), documents.unit_count, documents.undeclared, dict(reasons), codes)
 
 
 def check_libraries(site: Site) -> None:
-    """Refuse to be a strong site without the libraries that train.
+    """Refuse to be a strong site without the libraries that train. Nothing is imported.
 
     Raises
     ------
     MissingExtraError
     """
-    missing = [name for name in STRONG_LIBRARIES if importlib.util.find_spec(name) is None]
-    if site.tier == "strong" and missing:
+    if site.tier != "strong":
+        return
+    missing = [name for name in STRONG_LIBRARIES if not _is_installed(name)]
+    if missing:
         raise MissingExtraError(
-            f"site {site.name!r} is strong, but {', '.join(missing)} isn't installed; pip install 'fedcorpus[strong]', or "
-            "set tier = \"weak\""
+            f"site {site.name!r}: tier is 'strong', but {', '.join(missing)} can't be found; "
+            'pip install "fedcorpus[strong]", or set tier = "weak"'
         )
+
+
+def _check_size_class(site: Site, study: Study) -> None:
+    minimum = study.federation.min_documents
+    if site.size_class < minimum:
+        raise SiteConfigError(
+            f"site {site.name!r}: size_class is {site.size_class}; study {study.name!r} accepts at least {minimum} "
+            "(federation.min_documents)"
+        )
+
+
+def _check_units(site: Site, study: Study, documents: Documents, reasons: Mapping[str, int]) -> None:
+    units, minimum, unit = documents.unit_count, study.federation.min_documents, study.privacy.unit
+    if not units:
+        raise DataError(
+            f"{site.documents.path}: study {study.name!r} can use no document: {documents.undeclared} rows have values "
+            f"that it doesn't declare, {len(documents.problems)} are malformed{_most_common(reasons)}"
+        )
+    if units < minimum:
+        raise DataError(
+            f"{site.documents.path}: site {site.name!r} holds {units} units (unit is the {unit}); study {study.name!r} "
+            f"needs at least {minimum} (federation.min_documents)"
+        )
+    if site.size_class > units:
+        raise SiteConfigError(
+            f"site {site.name!r}: size_class is {site.size_class}, but the site holds {units} units (unit is the "
+            f"{unit}); a lower bound of {minimum} to {units} is accepted"
+        )
+
+
+def _most_common(reasons: Mapping[str, int]) -> str:
+    return f" (mostly: {max(reasons, key=lambda reason: reasons[reason])})" if reasons else ""
+
+
+def _is_installed(name: str) -> bool:
+    # find_spec raises for a module that was put into sys.modules without a spec.
+    return name in sys.modules or importlib.util.find_spec(name) is not None

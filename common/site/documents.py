@@ -59,7 +59,7 @@ class Problem(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RowProblem:
-    """A malformed row: its number (1 is the first row of data) and the reason."""
+    """A malformed row: its number (1 is the first row of data; blank lines don't count) and the reason."""
 
     row: int
     reason: Problem
@@ -167,12 +167,14 @@ def as_text(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, float | Decimal) and value == value // 1:
+    if isinstance(value, float | Decimal) and _is_whole(value):
         return str(int(value))
     return str(value).strip()
 
 
-# ----------------------------------------------------------------------------------------------- rows to documents
+def _is_whole(value: float | Decimal) -> bool:
+    return value.is_integer() if isinstance(value, float) else value == value.to_integral_value()
+
 
 _Row = tuple[Any, ...]
 """Cells in the order of the columns that were asked for."""
@@ -192,7 +194,7 @@ class _Builder:
         self._texts: list[str] = []
         self._codes: list[int] = []
         self._units: list[int] = []
-        self._unit_of: dict[str | int, int] = {}
+        self._unit_of: dict[str, int] = {}
         self._problems: list[RowProblem] = []
         self._undeclared = 0
 
@@ -202,8 +204,8 @@ class _Builder:
             return
         text = as_text(row[self._text])
         values = tuple(as_text(row[place]) for place in self._attributes)
-        unit = number if self._patient is None else self._retyped(as_text(row[self._patient]))
-        problem = _missing(text, values, unit)
+        patient = None if self._patient is None else self._retyped(as_text(row[self._patient]))
+        problem = _missing(text, values, patient)
         if problem:
             self._problems.append(RowProblem(number, problem))
             return
@@ -211,9 +213,9 @@ class _Builder:
         if code is None:
             self._undeclared += 1
             return
+        self._units.append(self._unit(patient))
         self._texts.append(text)
         self._codes.append(code)
-        self._units.append(self._unit_of.setdefault(unit, len(self._unit_of)))
 
     def documents(self) -> Documents:
         return Documents(
@@ -223,6 +225,11 @@ class _Builder:
             tuple(self._problems),
             self._undeclared,
         )
+
+    def _unit(self, patient: str | None) -> int:
+        if patient is None:
+            return len(self._texts)
+        return self._unit_of.setdefault(patient, len(self._unit_of))
 
     def _code(self, values: tuple[str, ...]) -> int | None:
         code = self._codes_of(values)
@@ -240,12 +247,12 @@ class _Builder:
         return value.lower() if value in ("True", "False", "TRUE", "FALSE") else value
 
 
-def _missing(text: str, values: tuple[str, ...], unit: str | int) -> Problem | None:
+def _missing(text: str, values: tuple[str, ...], patient: str | None) -> Problem | None:
     if not text:
         return Problem.NO_TEXT
     if not all(values):
         return Problem.NO_CODE
-    return None if unit else Problem.NO_PATIENT
+    return Problem.NO_PATIENT if patient == "" else None
 
 
 def _patient_column(site: Site, study: Study) -> str | None:
@@ -261,15 +268,13 @@ def _patient_column(site: Site, study: Study) -> str | None:
 
 def _counted(rows: Iterable[_Row | Problem], progress: Progress | None) -> Iterator[_Row | Problem]:
     number = 0
-    for number, row in enumerate(rows, start=1):  # noqa: B007
+    for number, row in enumerate(rows, start=1):
         yield row
         if progress and number % BATCH_ROWS == 0:
             progress(number)
     if progress:
         progress(number)
 
-
-# ------------------------------------------------------------------------------------------------- files to rows
 
 _Columns = Mapping[str, str]
 """Column -> what to do if the file lacks it."""
@@ -294,8 +299,7 @@ def _rows(path: Path, columns: _Columns) -> Iterator[_Row | Problem]:
         raise DataError(f"{path}: can't be read: permission denied") from None
     except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, OverflowError) as cause:
         raise DataError(
-            f"{path}: can't be read as {path.name[path.name.lower().rindex(suffix) :]}: the file is damaged or of "
-            f"another format ({type(cause).__name__})"
+            f"{path}: can't be read as {suffix}: the file is damaged or of another format ({type(cause).__name__})"
         ) from None
 
 
@@ -392,7 +396,9 @@ def _csv_header(path: Path) -> tuple[list[str], bool]:
             header = next((row for row in csv.reader(text) if row), None)
             has_rows = any(line.strip() for line in text)
         except csv.Error:
-            raise DataError(f"{path}: the header can't be read; a line of comma-separated column names is needed") from None
+            raise DataError(
+                f"{path}: the header can't be read; a line of comma-separated column names is needed"
+            ) from None
     if header is None:
         raise DataError(f"{path}: the file is empty; a header and at least one row are needed")
     names = [name.strip() for name in header]
@@ -421,21 +427,23 @@ def _json_lines(path: Path, columns: _Columns) -> Iterator[_Row | Problem]:
     # that looks like a date becomes one.
     seen: dict[str, None] = {}
     missing = set(columns)
-    first: _Row | Problem | None = None
+    lines = objects = 0
     with _opened(path) as stream:
-        for line in _lines(stream):
+        for lines, line in enumerate(_lines(stream), start=1):
             row = _json_object(line)
-            first = first or (row if isinstance(row, Problem) else ())
             if isinstance(row, Problem):
                 yield row
                 continue
+            objects += 1
             missing -= row.keys()
             seen |= dict.fromkeys(row) if missing else {}
             yield tuple(row.get(column) for column in columns)
-    if first is None:
+    if not lines:
         raise DataError(f"{path}: the file is empty; at least one JSON object is needed")
-    if missing == set(columns) and not seen:
-        raise DataError(f"{path}: no line is a JSON object; one object per line is needed, without an array around them")
+    if not objects:
+        raise DataError(
+            f"{path}: no line is a JSON object; one object per line is needed, without an array around them"
+        )
     if missing:
         _require(path, list(seen), columns)
 
@@ -502,10 +510,16 @@ def _require(path: Path, there: Sequence[str], columns: _Columns) -> None:
     count = Counter(there)
     for column, fix in columns.items():
         if count[column] > 1:
-            raise DataError(f"{path}: column {column!r} is there {count[column]} times; column names must be distinct")
+            raise DataError(
+                f"{path}: column {column!r} is there {count[column]} times; column names must be distinct"
+            )
         if not count[column]:
-            names = ", ".join(map(repr, there[:20])) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
-            raise DataError(f"{path}: column {column!r} is missing; the file has {names or 'no columns'}; {fix}")
+            names = ", ".join(map(repr, there[:20])) + (
+                f" and {len(there) - 20} more" if len(there) > 20 else ""
+            )
+            raise DataError(
+                f"{path}: column {column!r} is missing; the file has {names or 'no columns'}; {fix}"
+            )
 
 
 def _check_file(path: Path) -> None:
