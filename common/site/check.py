@@ -1,4 +1,4 @@
-"""What an operator checks before a study starts. Results are for this machine's screen only; nothing travels."""
+"""What an operator checks before a study starts. For this machine's screen only; nothing travels."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def check_site(site: Site, study: Study, *, progress: Progress | None = None) ->
     Raises
     ------
     UserError
-        One sentence about the first thing that keeps this site from taking part. It may name exact numbers: for the
-        operator's eyes only.
+        One sentence about the first thing that keeps this site from taking part. It may name exact numbers:
+        for the operator's eyes only.
     """
     check_libraries(site)
     _check_size_class(site, study)
@@ -84,8 +84,8 @@ def _check_size_class(site: Site, study: Study) -> None:
     minimum = study.federation.min_documents
     if site.size_class < minimum:
         raise SiteConfigError(
-            f"site {site.name!r}: size_class is {site.size_class}; study {study.name!r} accepts at least {minimum} "
-            "(federation.min_documents)"
+            f"site {site.name!r}: size_class is {site.size_class}; study {study.name!r} accepts at least "
+            f"{minimum} (federation.min_documents)"
         )
 
 
@@ -93,18 +93,18 @@ def _check_units(site: Site, study: Study, documents: Documents, reasons: Mappin
     units, minimum, unit = documents.unit_count, study.federation.min_documents, study.privacy.unit
     if not units:
         raise DataError(
-            f"{site.documents.path}: study {study.name!r} can use no document: {documents.undeclared} rows have values "
-            f"that it doesn't declare, {len(documents.problems)} are malformed{_most_common(reasons)}"
+            f"{site.documents.path}: study {study.name!r} can use no document: {documents.undeclared} rows "
+            f"have values that it doesn't declare, {sum(reasons.values())} are malformed{_most_common(reasons)}"
         )
     if units < minimum:
         raise DataError(
-            f"{site.documents.path}: site {site.name!r} holds {units} units (unit is the {unit}); study {study.name!r} "
-            f"needs at least {minimum} (federation.min_documents)"
+            f"{site.documents.path}: site {site.name!r} holds {units} units (unit is the {unit}); "
+            f"study {study.name!r} needs at least {minimum} (federation.min_documents)"
         )
     if site.size_class > units:
         raise SiteConfigError(
-            f"site {site.name!r}: size_class is {site.size_class}, but the site holds {units} units (unit is the "
-            f"{unit}); a lower bound of {minimum} to {units} is accepted"
+            f"site {site.name!r}: size_class is {site.size_class}, but the site holds {units} units "
+            f"(unit is the {unit}); a lower bound of {minimum} to {units} is accepted"
         )
 
 

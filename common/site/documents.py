@@ -1,8 +1,8 @@
 """A site's documents: one file, read in batches, mapped to control codes and privacy units. Private.
 
-Malformed rows are told to the operator by row number and reason, never by content; rows whose values the study doesn't
-declare are counted. Neither is sent anywhere. No exception raised here quotes a cell, not even by way of its cause:
-pyarrow's own exceptions do, so they end in this module.
+Malformed rows are told to the operator by row number and reason, never by content; rows whose values the
+study doesn't declare are counted. Neither is sent anywhere. No exception raised here quotes a cell, not even by
+way of its cause: pyarrow's own exceptions do, so they end in this module.
 
     documents = Documents.load(site, study)
     order, offsets = documents.by_unit()
@@ -16,6 +16,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import re
 import zlib
 from collections import Counter
@@ -93,8 +94,8 @@ class Documents:
         shape = (len(self.texts),)
         if self.codes.shape != shape or self.units.shape != shape:
             raise DataError(
-                f"documents: {len(self.texts)} texts, codes {self.codes.shape}, units {self.units.shape}; one code and "
-                "one unit per text are needed"
+                f"documents: {len(self.texts)} texts, codes {self.codes.shape}, units {self.units.shape}; "
+                "one code and one unit per text are needed"
             )
 
     def __len__(self) -> int:
@@ -125,7 +126,7 @@ class Documents:
         Raises
         ------
         DataError
-            If the file can't be read, a column is missing, or a row is malformed and the site's file says ``stop``.
+            If the file can't be read, a column is missing, or a row is malformed and the site says ``stop``.
         """
         options = site.documents
         patient = _patient_column(site, study)
@@ -140,8 +141,8 @@ class Documents:
         if documents.problems and options.on_malformed == "stop":
             first = documents.problems[0]
             raise DataError(
-                f"{options.path}: row {first.row} can't be used: {first.reason.value}; {len(documents.problems)} such "
-                "rows in all, and documents.on_malformed is 'stop' ('skip' leaves them out)"
+                f"{options.path}: row {first.row} can't be used: {first.reason.value}; "
+                f"{len(documents.problems)} such rows in all, and documents.on_malformed is 'stop' ('skip' leaves them out)"
             )
         return documents
 
@@ -163,7 +164,7 @@ def as_text(value: Any) -> str:
     """A cell as text without outer blanks: 4 and 4.0 are '4', true is 'true', nothing is ''."""
     if isinstance(value, str):
         return value.strip()
-    if value is None or value != value:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -238,12 +239,12 @@ class _Builder:
         return code
 
     def _retyped(self, value: str) -> str:
-        # A CSV file has no types: 4 written by a table that also has gaps is 4.0, and true may be True. Two spellings
-        # of one patient must be one unit, or that patient would count twice.
+        # A CSV file has no types: 4 written by a table that also has gaps is 4.0, and true may be True. Two
+        # spellings of one patient must be one unit, or that patient would count twice.
         if not self._untyped:
             return value
         if whole := _WHOLE_NUMBER.fullmatch(value):
-            return str(int(whole[1])) if len(whole[1]) < 20 else whole[1]
+            return whole[1]
         return value.lower() if value in ("True", "False", "TRUE", "FALSE") else value
 
 
@@ -260,8 +261,8 @@ def _patient_column(site: Site, study: Study) -> str | None:
         return None
     if site.documents.patient_column is None:
         raise DataError(
-            f"site {site.name!r}: study {study.name!r} protects patients; documents.patient_column must name the column "
-            "that tells them apart"
+            f"site {site.name!r}: study {study.name!r} protects patients; documents.patient_column must name "
+            "the column that tells them apart"
         )
     return site.documents.patient_column
 
@@ -299,7 +300,8 @@ def _rows(path: Path, columns: _Columns) -> Iterator[_Row | Problem]:
         raise DataError(f"{path}: can't be read: permission denied") from None
     except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, OverflowError) as cause:
         raise DataError(
-            f"{path}: can't be read as {suffix}: the file is damaged or of another format ({type(cause).__name__})"
+            f"{path}: can't be read as {suffix}: the file is damaged or of another format "
+            f"({type(cause).__name__})"
         ) from None
 
 
@@ -346,7 +348,8 @@ def _csv(path: Path, columns: _Columns) -> Iterator[_Row | Problem]:
     _require(path, header, columns)
     if not has_rows:
         return
-    # By position: names that we don't need may be there twice. The last column shows whether the last quote is closed.
+    # By position: names that we don't need may be there twice. The last column shows whether the last
+    # quote is closed.
     names = [str(place) for place in range(len(header))]
     wanted = [names[header.index(column)] for column in columns]
     number, skipped, last = 0, set[int](), None
@@ -423,13 +426,14 @@ def _last_byte(path: Path) -> bytes:
 
 
 def _json_lines(path: Path, columns: _Columns) -> Iterator[_Row | Problem]:
-    # Line by line and not by pyarrow: one bad line fails its whole file, 4 and "4" can't share a column, and a text
-    # that looks like a date becomes one.
+    # Line by line and not by pyarrow: one bad line fails its whole file, 4 and "4" can't share a column, and
+    # a text that looks like a date becomes one.
     seen: dict[str, None] = {}
     missing = set(columns)
     lines = objects = 0
     with _opened(path) as stream:
-        for lines, line in enumerate(_lines(stream), start=1):
+        for line in _lines(stream):
+            lines += 1
             row = _json_object(line)
             if isinstance(row, Problem):
                 yield row
