@@ -9,6 +9,7 @@ the last step comes back, and it is a function of noised gradients.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -77,7 +78,10 @@ class PerSampleGradients:
         hooks = GradSampleHooks(self._model, loss_reduction="sum")
         try:
             self._model.train()
-            self._losses(self._model, batch).sum().backward()
+            with warnings.catch_warnings():
+                # The first adapted layer has inputs without gradients, which is as it should be.
+                warnings.filterwarnings("ignore", message="Full backward hook is firing")
+                self._losses(self._model, batch).sum().backward()
             samples = [p.grad_sample.detach() for p in self._parameters]
         finally:
             hooks.remove_hooks()

@@ -39,6 +39,10 @@ class Attribute(BaseModel):
             raise ValueError("has no values; at least one public value is needed")
         if any(not v.strip() for v in values):
             raise ValueError("has an empty value; every value must be a visible text")
+        padded = [v for v in values if v != v.strip()]
+        if padded:
+            # Cells are stripped before they are looked up, so no document could ever have such a value.
+            raise ValueError(f"lists {padded[0]!r}, with blanks around it; write it without")
         repeated = sorted({v for v in values if values.count(v) > 1})
         if repeated:
             raise ValueError(f"lists {repeated[0]!r} more than once; values must be distinct")

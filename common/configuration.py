@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +10,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from common.errors import UserError
+
+_ALTERNATIVE = re.compile(r"(int|str|float|bool)|(literal|tuple|list|dict|constrained|function)\W.*")
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -29,16 +32,27 @@ def load_model(model: type[ModelT], path: Path, error: type[UserError]) -> Model
 
 def first_problem(error: ValidationError) -> str:
     """The first of pydantic's findings, as one sentence about one field."""
-    finding = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in finding["loc"]) or "the file as a whole"
+    findings = error.errors(include_url=False)
+    finding = findings[0]
+    place = tuple(part for part in finding["loc"] if not _is_alternative(part))
+    where = ".".join(str(part) for part in place) or "the file as a whole"
     if finding["type"] == "extra_forbidden":
         return f"{where}: unknown key; only documented keys are accepted"
     if finding["type"] == "missing":
         return f"{where}: missing; a value is required"
     message = finding["msg"].removeprefix("Value error, ")
     if finding["type"] == "value_error":
-        return f"{where}: {message}"
+        return f"{where}: {message}" if place else message
+    if place != finding["loc"]:
+        # A field with alternatives has one finding for each: together they say what is accepted.
+        same = [f["msg"] for f in findings if f["loc"][: len(place)] == place]
+        message = ", or ".join([same[0], *(m[:1].lower() + m[1:] for m in same[1:])])
     return f"{where}: {finding['input']!r} isn't accepted: {message[:1].lower()}{message[1:]}"
+
+
+def _is_alternative(part: int | str) -> bool:
+    """Whether a part of a place is pydantic's name for an alternative of a field, e.g. ``literal['auto']``."""
+    return isinstance(part, str) and bool(_ALTERNATIVE.fullmatch(part))
 
 
 def _load_toml(path: Path, error: type[UserError]) -> dict[str, Any]:

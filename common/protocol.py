@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -19,7 +18,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from common.errors import ProtocolError, UnknownProtocolError, WireCode
+from common.errors import ProtocolError, StudyError, UnknownProtocolError, WireCode
 from common.study import Study
 
 PROTOCOL_VERSION = 1
@@ -30,8 +29,6 @@ PROFILE_AND_VOTE = "query.profile_and_vote"
 
 Adapter = Mapping[str, NDArray[np.float32]]
 """Adapter weights: parameter name -> array."""
-
-_MAX_ROUNDS = 1_000_000
 
 
 class Request(Protocol):
@@ -67,7 +64,7 @@ class CensusRequest:
 
     @classmethod
     def from_records(cls, records: RecordDict) -> CensusRequest:
-        """Decode; raises ProtocolError (or StudyError for an invalid study)."""
+        """Decode; raises ProtocolError."""
         head = _read_head(records)
         return cls(_study(head), _text(head, "run-id"))
 
@@ -156,7 +153,8 @@ class TrainRequest:
         study = _study(head)
         if not 1 <= round_ <= study.training.rounds:
             raise ProtocolError(f"train request: round is {round_}; 1 to {study.training.rounds} is accepted")
-        adapter = {name: array.numpy() for name, array in _arrays(records, "adapter").items()}
+        adapter = _arrays(records, "adapter")
+        _check_adapter("train request", adapter)
         return cls(study, _text(head, "run-id"), round_, adapter, _text(head, "frozen-sha256"))
 
 
@@ -211,8 +209,8 @@ class VoteRequest:
         if set(arrays) != {"texts", "codes"}:
             raise ProtocolError(f"vote request: pool holds {sorted(arrays)}; 'codes' and 'texts' are accepted")
         study = _study(head)
-        texts = _unpack_texts(arrays["texts"].numpy())
-        codes = arrays["codes"].numpy()
+        texts = _unpack_texts(arrays["texts"])
+        codes = arrays["codes"]
         if codes.dtype != np.int32 or codes.shape != (len(texts),):
             raise ProtocolError(f"vote request: {len(texts)} texts but codes are {codes.dtype} {codes.shape}")
         if codes.size and not (0 <= codes.min() and codes.max() < len(study.codes)):
@@ -237,6 +235,7 @@ class TrainReply:
             if not name.startswith("adapter/"):
                 raise ProtocolError(f"train reply: unexpected array {name!r}")
             adapter[name.removeprefix("adapter/")] = value
+        _check_adapter("train reply", adapter)
         if profile is not None:
             _check_counts("train reply: profile", profile, codes)
         return cls(adapter, profile)
@@ -267,8 +266,11 @@ def release_records(stored: bytes) -> RecordDict:
 
 def pack_release(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Arrays -> bytes (npz, no pickle)."""
+    if pickled := [name for name, value in arrays.items() if value.dtype.hasobject]:
+        raise ProtocolError(f"release: {pickled[0]!r} holds Python objects; only numbers are released")
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **{name.replace("/", "|"): value for name, value in arrays.items()})
+    members: dict[str, Any] = {name.replace("/", "|"): value for name, value in arrays.items()}
+    np.savez(buffer, **members)
     return buffer.getvalue()
 
 
@@ -276,17 +278,26 @@ def unpack_release(data: bytes) -> dict[str, NDArray[Any]]:
     """Inverse of `pack_release`; raises ProtocolError on anything else."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            return {name.replace("|", "/"): archive[name] for name in archive.files}
-    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile) as cause:
+            arrays = {name.replace("|", "/"): archive[name] for name in archive.files}
+    except Exception as cause:
+        # Hostile bytes make numpy and zipfile raise nearly anything: zlib.error, NotImplementedError, ...
         raise ProtocolError("release: the bytes aren't an array archive") from cause
+    for name, value in arrays.items():
+        if not isinstance(value, np.ndarray):
+            raise ProtocolError(f"release: {name!r} isn't an array")
+    return arrays
 
 
 def adapter_bytes(adapter: Adapter) -> bytes:
-    """Deterministic bytes of an adapter, for hashing: names in order, shapes and little-endian float32 values."""
+    """Deterministic bytes of an adapter, for hashing: names in order, shapes and little-endian float32 values.
+
+    Every name carries its length, so no two adapters have the same bytes.
+    """
     parts = []
     for name in sorted(adapter):
         value = np.ascontiguousarray(adapter[name], dtype="<f4")
-        parts.append(f"{name}{value.shape}".encode() + value.tobytes())
+        header = json.dumps([name, *value.shape]).encode()
+        parts.append(len(header).to_bytes(8, "big") + header + value.tobytes())
     return b"".join(parts)
 
 
@@ -309,7 +320,10 @@ def _read_head(records: RecordDict, name: str = "request") -> Mapping[str, Any]:
 
 
 def _study(head: Mapping[str, Any]) -> Study:
-    return Study.from_canonical(_text(head, "study"))
+    try:
+        return Study.from_canonical(_text(head, "study"))
+    except StudyError as cause:
+        raise ProtocolError(f"message: {cause}") from cause
 
 
 def _text(head: Mapping[str, Any], key: str) -> str:
@@ -326,18 +340,29 @@ def _number(head: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _arrays(records: RecordDict, name: str) -> ArrayRecord:
-    arrays = records.array_records.get(name)
-    if arrays is None:
+def _arrays(records: RecordDict, name: str) -> dict[str, NDArray[Any]]:
+    record = records.array_records.get(name)
+    if record is None:
         raise ProtocolError(f"message: record {name!r} is missing")
-    return arrays
+    return {key: _array(key, array) for key, array in record.items()}
+
+
+def _array(name: str, array: Array) -> NDArray[Any]:
+    try:
+        value = array.numpy()
+    except Exception as cause:
+        # Flower hands the bytes to numpy as they came; what hostile ones make it raise is nearly anything.
+        raise ProtocolError(f"message: {name!r} can't be read as an array") from cause
+    if not isinstance(value, np.ndarray):
+        raise ProtocolError(f"message: {name!r} isn't an array")
+    return value
 
 
 def _release_bytes(records: RecordDict) -> bytes:
     arrays = _arrays(records, "release")
     if "bytes" not in arrays:
         raise ProtocolError("reply: the release holds no bytes")
-    return arrays["bytes"].numpy().tobytes()
+    return arrays["bytes"].tobytes()
 
 
 def _pack_texts(texts: tuple[str, ...]) -> NDArray[np.uint8]:
@@ -352,11 +377,17 @@ def _unpack_texts(packed: NDArray[np.uint8]) -> tuple[str, ...]:
         return ()
     try:
         texts = tuple(json.loads(line) for line in packed.tobytes().decode("utf-8", "surrogatepass").split("\n"))
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise ProtocolError("vote request: the packed texts aren't JSON lines") from cause
     if not all(isinstance(text, str) for text in texts):
         raise ProtocolError("vote request: a packed text isn't a string")
     return texts
+
+
+def _check_adapter(what: str, adapter: Mapping[str, NDArray[Any]]) -> None:
+    for name, value in adapter.items():
+        if value.dtype != np.float32:
+            raise ProtocolError(f"{what}: {name!r} is {value.dtype}; float32 is needed")
 
 
 def _check_counts(what: str, counts: NDArray[Any], length: int) -> None:

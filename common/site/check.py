@@ -94,7 +94,7 @@ def _check_units(site: Site, study: Study, documents: Documents, reasons: Mappin
     if not units:
         raise DataError(
             f"{site.documents.path}: study {study.name!r} can use no document: {documents.undeclared} rows "
-            f"have values that it doesn't declare, {sum(reasons.values())} are malformed{_most_common(reasons)}"
+            f"have values that it doesn't declare, {sum(reasons.values())} are malformed{_mostly(reasons)}"
         )
     if units < minimum:
         raise DataError(
@@ -108,7 +108,7 @@ def _check_units(site: Site, study: Study, documents: Documents, reasons: Mappin
         )
 
 
-def _most_common(reasons: Mapping[str, int]) -> str:
+def _mostly(reasons: Mapping[str, int]) -> str:
     return f" (mostly: {max(reasons, key=lambda reason: reasons[reason])})" if reasons else ""
 
 

@@ -1,8 +1,8 @@
 """A site's documents: one file, read in batches, mapped to control codes and privacy units. Private.
 
 Malformed rows are told to the operator by row number and reason, never by content; rows whose values the
-study doesn't declare are counted. Neither is sent anywhere. No exception raised here quotes a cell, not even by
-way of its cause: pyarrow's own exceptions do, so they end in this module.
+study doesn't declare are counted. Neither is sent anywhere. No exception raised here quotes a cell, not even
+by way of its cause: pyarrow's own exceptions do, so they end in this module.
 
     documents = Documents.load(site, study)
     order, offsets = documents.by_unit()
@@ -29,7 +29,6 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -38,8 +37,8 @@ from common.site.config import Site
 from common.study import Study
 
 BATCH_ROWS = 10_000
-_MAX_CSV_ROW = 1 << 24
-"""Bytes. pyarrow needs a whole row in one block; this bounds its memory too."""
+_MAX_CSV_CELL = 1 << 24
+"""Characters. Python's own limit of 131072 is shorter than some discharge letters."""
 
 Progress = Callable[[int], None]
 """Called now and then with the rows read so far. A private number: for the operator's screen."""
@@ -54,6 +53,7 @@ class Problem(Enum):
     NOT_JSON = "the line isn't a JSON object"
     REPEATED_KEY = "the JSON object has a key twice"
     WRONG_CELLS = "the number of cells differs from the header's"
+    BAD_QUOTE = "a quoted cell goes on after its closing quote"
     NOT_UTF8 = "a cell isn't valid UTF-8"
     NOT_ONE_VALUE = "a cell holds a list or an object, not one value"
 
@@ -142,7 +142,8 @@ class Documents:
             first = documents.problems[0]
             raise DataError(
                 f"{options.path}: row {first.row} can't be used: {first.reason.value}; "
-                f"{len(documents.problems)} such rows in all, and documents.on_malformed is 'stop' ('skip' leaves them out)"
+                f"{len(documents.problems)} such rows in all, and documents.on_malformed is 'stop' "
+                "('skip' leaves them out)"
             )
         return documents
 
@@ -343,86 +344,55 @@ def _values(column: Any) -> list[Any]:
 
 
 def _csv(path: Path, columns: _Columns) -> Iterator[_Row | Problem]:
-    header, has_rows = _csv_header(path)
-    _require_comma(path, header, columns)
-    _require(path, header, columns)
-    if not has_rows:
-        return
-    # By position: names that we don't need may be there twice. The last column shows whether the last
-    # quote is closed.
-    names = [str(place) for place in range(len(header))]
-    wanted = [names[header.index(column)] for column in columns]
-    number, skipped, last = 0, set[int](), None
-    with _opened(path) as stream:
-        for batch in _csv_batches(stream, names, {*wanted, names[-1]}, skipped):
-            for row in zip(*(_values(batch.column(name)) for name in wanted), strict=True):
-                while number + 1 in skipped:
-                    number += 1
-                    yield Problem.WRONG_CELLS
-                number += 1
-                yield row
-            last = batch.column(names[-1])[-1].as_py() if batch.num_rows else last
-    if last and (b"\n" in last or b"\r" in last) and _last_byte(path) != b'"':
-        raise DataError(f"{path}: a quote isn't closed in row {number}; it hides all rows after it")
-    yield from [Problem.WRONG_CELLS] * sum(row > number for row in skipped)
-
-
-def _csv_batches(stream: IO[bytes], names: Sequence[str], wanted: set[str], skipped: set[int]) -> Any:
-    """Batches of binary columns; the numbers of rows with the wrong number of cells go to ``skipped``."""
-
-    def note(row: Any) -> str:
-        # pyarrow counts the header as row 1.
-        skipped.add(row.number - 1)
-        return "skip"
-
-    return pacsv.open_csv(
-        stream,
-        # One thread: only then does pyarrow tell the number of a row that it can't parse.
-        read_options=pacsv.ReadOptions(
-            use_threads=False, block_size=_MAX_CSV_ROW, column_names=names, skip_rows_after_names=1
-        ),
-        parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=note),
-        # Bytes, and nothing is null: "NA" and "null" are values like any other, and 007 isn't 7.
-        convert_options=pacsv.ConvertOptions(
-            include_columns=sorted(wanted),
-            column_types=dict.fromkeys(wanted, pa.binary()),
-            strings_can_be_null=False,
-        ),
-    )
-
-
-def _csv_header(path: Path) -> tuple[list[str], bool]:
-    """Column names, and whether anything follows them."""
+    # The standard reader and not pyarrow's: that one can't number a row that isn't UTF-8, takes all rows
+    # after an open quote for one cell, and needs every row to fit a block.
+    csv.field_size_limit(max(csv.field_size_limit(), _MAX_CSV_CELL))
     with _opened(path) as stream:
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        rows = (row for row in _csv_rows(path, csv.reader(text, strict=True)) if row)
+        header = _csv_header(path, next(rows, None))
+        _require_comma(path, header, columns)
+        _require(path, header, columns)
+        places = [header.index(column) for column in columns]
+        for row in rows:
+            if isinstance(row, Problem):
+                yield row
+            elif len(row) != len(header):
+                yield Problem.WRONG_CELLS
+            else:
+                yield tuple(row[place] for place in places)
+
+
+def _csv_rows(path: Path, reader: Iterator[list[str]]) -> Iterator[list[str] | Problem]:
+    while True:
         try:
-            header = next((row for row in csv.reader(text) if row), None)
-            has_rows = any(line.strip() for line in text)
-        except csv.Error:
-            raise DataError(
-                f"{path}: the header can't be read; a line of comma-separated column names is needed"
-            ) from None
-    if header is None:
+            yield next(reader)
+        except StopIteration:
+            return
+        except csv.Error as cause:
+            if "expected after" not in str(cause):
+                raise DataError(
+                    f"{path}: a quote isn't closed, or a cell has more than {_MAX_CSV_CELL} characters; the "
+                    "rows after it can't be told apart"
+                ) from None
+            yield Problem.BAD_QUOTE
+
+
+def _csv_header(path: Path, row: list[str] | Problem | None) -> list[str]:
+    if row is None:
         raise DataError(f"{path}: the file is empty; a header and at least one row are needed")
-    names = [name.strip() for name in header]
+    if isinstance(row, Problem):
+        raise DataError(f"{path}: the header can't be read: {row.value}")
+    names = [name.strip() for name in row]
     if not all(map(_is_unicode, names)):
         raise DataError(f"{path}: the header isn't UTF-8 text; save the file as UTF-8")
-    return names, has_rows
+    return names
 
 
 def _require_comma(path: Path, header: Sequence[str], columns: _Columns) -> None:
     separator = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
     if separator and header[0] not in columns:
         raise DataError(f"{path}: the cells are separated by {separator!r}; a comma is needed")
-
-
-def _last_byte(path: Path) -> bytes:
-    """The last byte that isn't a line end."""
-    last = b""
-    with _opened(path) as stream:
-        while block := stream.read(1 << 20):
-            last = block.rstrip(b"\r\n")[-1:] or last
-    return last
 
 
 def _json_lines(path: Path, columns: _Columns) -> Iterator[_Row | Problem]:

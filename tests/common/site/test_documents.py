@@ -1,7 +1,8 @@
-"""Documents: the same rows give the same documents in every format, and nothing that is read is ever quoted."""
+"""Documents: the same rows give the same documents in every format, and nothing that is read is quoted."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -28,7 +29,7 @@ SECRET = "Mrs Zwiebelfisch of bed 12"
 PUBLIC_TEXT = Path(__file__).parents[4] / "shared" / "data" / "nhs_feedback_9class.jsonl.gz"
 ROWS: list[dict[str, Any]] = [
     {"text": "Kind nurses.", "topic": "Staff", "stars": 4, "patient": "a"},
-    {"text": "Cold food,\n\"again\"", "topic": "Food", "stars": 1, "patient": "b"},
+    {"text": 'Cold food,\n"again"', "topic": "Food", "stars": 1, "patient": "b"},
     {"text": "  Grüße ", "topic": " Staff ", "stars": 1, "patient": "a"},
     {"text": "No parking", "topic": "Parking", "stars": 1, "patient": "c"},
     {"text": " ", "topic": "Staff", "stars": 1, "patient": "c"},
@@ -42,7 +43,10 @@ def study(unit: str = "record", stars: Sequence[Any] = (1, 4)) -> Study:
         {
             "name": "test",
             "codes": {
-                "attributes": [{"name": "topic", "values": ["Staff", "Food"]}, {"name": "stars", "values": list(stars)}]
+                "attributes": [
+                    {"name": "topic", "values": ["Staff", "Food"]},
+                    {"name": "stars", "values": list(stars)},
+                ]
             },
             "privacy": {"epsilon": 4, "delta": 1e-5, "unit": unit},
             "generator": {"base": "tiny"},
@@ -129,7 +133,7 @@ def error_of(path: Path, unit: str = "record", **documents: Any) -> str:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_accepted_format_gives_the_same_documents(tmp_path: Path, suffix: str) -> None:
     documents = Documents.load(site(written(tmp_path, suffix)), study("patient"))
-    assert documents.texts == ("Kind nurses.", "Cold food,\n\"again\"", "Grüße")
+    assert documents.texts == ("Kind nurses.", 'Cold food,\n"again"', "Grüße")
     assert documents.codes.tolist() == [1, 2, 0]
     assert documents.units.tolist() == [0, 1, 0]
     assert documents.codes.dtype == documents.units.dtype == np.int32
@@ -178,7 +182,8 @@ def test_same_rows_give_the_same_documents_in_every_format(
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
 @pytest.mark.parametrize(
-    ("cell", "value"), [(4, 4), (4.0, 4), ("4", 4), (" 4 ", "4"), (True, "true"), (False, "false"), (4.5, "4.5")]
+    ("cell", "value"),
+    [(4, 4), (4.0, 4), ("4", 4), (" 4 ", "4"), (True, "true"), (False, "false"), (4.5, "4.5")],
 )
 def test_values_of_any_type_find_their_code(tmp_path: Path, suffix: str, cell: Any, value: Any) -> None:
     rows = [{"text": "A text", "topic": "Food", "stars": cell}]
@@ -198,7 +203,9 @@ def test_two_spellings_of_one_patient_in_a_csv_are_one_unit(tmp_path: Path) -> N
 
 
 def test_types_may_mix_in_json_lines(tmp_path: Path) -> None:
-    rows = [{"text": "A", "topic": "Food", "stars": s, "patient": p} for s, p in ((4, 1), ("4", "1"), (4.0, 1.0))]
+    rows = [
+        {"text": "A", "topic": "Food", "stars": s, "patient": p} for s, p in ((4, 1), ("4", "1"), (4.0, 1.0))
+    ]
     documents = Documents.load(site(written(tmp_path, ".jsonl", rows)), study("patient"))
     assert documents.codes.tolist() == [3, 3, 3]
     assert documents.units.tolist() == [0, 0, 0]
@@ -300,12 +307,17 @@ def test_json_lines_that_are_malformed_are_named_and_the_others_kept(tmp_path: P
     ]
 
 
-@pytest.mark.parametrize("block", [1 << 24, 64])
-def test_csv_rows_with_other_cells_than_the_header_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
-    monkeypatch.setattr(module, "_MAX_CSV_ROW", block)
-    lines = ["text,topic,stars", "short", "", '"two\nlines",Food,4', "A,Food,4,more", "B,Food,4", "C,Food", "D,Food,4"]
+def test_csv_rows_with_other_cells_than_the_header_are_named(tmp_path: Path) -> None:
+    lines = [
+        "text,topic,stars",
+        "short",
+        "",
+        '"two\nlines",Food,4',
+        "A,Food,4,more",
+        "B,Food,4",
+        "C,Food",
+        "D,Food,4",
+    ]
     lines += ["E,Food,4", "F"] * 20
     documents = Documents.load(site(raw(tmp_path, "d.csv", "\r\n".join(lines).encode())), study())
     assert documents.texts == ("two\nlines", "B", "D", *["E"] * 20)
@@ -349,7 +361,9 @@ def test_names_of_columns_come_from_the_site_file(tmp_path: Path) -> None:
     rows = [{"note": "A", "Thema": "Food", "n.stars": 4}]
     for suffix in (".csv", ".jsonl", ".parquet"):
         options = site(
-            written(tmp_path, suffix, rows), text_column="note", code_columns={"topic": "Thema", "stars": "n.stars"}
+            written(tmp_path, suffix, rows),
+            text_column="note",
+            code_columns={"topic": "Thema", "stars": "n.stars"},
         )
         assert Documents.load(options, study()).codes.tolist() == [3]
 
@@ -384,7 +398,9 @@ def test_missing_column_names_the_file_what_is_there_and_the_fix(
 
 
 def test_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    assert "'text' is there 2 times" in error_of(raw(tmp_path, "d.csv", b"text,topic,stars,text\nA,Food,4,B\n"))
+    assert "'text' is there 2 times" in error_of(
+        raw(tmp_path, "d.csv", b"text,topic,stars,text\nA,Food,4,B\n")
+    )
     table = pa.table([["A"], ["B"], ["Food"], [4]], names=["text", "text", "topic", "stars"])
     pq.write_table(table, tmp_path / "d.parquet")
     assert "'text' is there 2 times" in error_of(tmp_path / "d.parquet")
@@ -412,14 +428,18 @@ ROW = SECRET.encode() + b",Food,4\n"
         ("d", b"x", "isn't a known kind of file"),
         ("d.csv", HEADER.replace(b",", b";") + ROW, "separated by ';'; a comma is needed"),
         ("d.csv", b"\xff\xfe" + (HEADER + ROW).decode().encode("utf-16-le"), "isn't UTF-8"),
-        ("d.csv", HEADER + b'A,Food,"4\n' + ROW * 3, "a quote isn't closed in row 1"),
+        ("d.csv", HEADER + b'A,Food,"4\n' + ROW * 3, "a quote isn't closed"),
         ("d.csv.gz", HEADER + ROW, "can't be read as .csv"),
-        ("d.csv.gz", gzip.compress((HEADER + ROW * 9999))[:-20], "can't be read as .csv"),
+        ("d.csv.gz", gzip.compress(HEADER + ROW * 9999)[:-20], "can't be read as .csv"),
         ("d.jsonl.gz", gzip.compress(as_json_lines(ROWS) * 999)[:-20], "can't be read as .jsonl"),
         ("d.jsonl.gz", gzip.compress(as_json_lines(ROWS))[:20] + b"\xff" * 50, "can't be read as .jsonl"),
         ("d.parquet", HEADER + ROW, "can't be read as .parquet"),
         ("d.parquet", as_parquet(ROWS)[:-30], "can't be read as .parquet"),
-        ("d.parquet", as_parquet(ROWS)[:20] + b"\xff" * 200 + as_parquet(ROWS)[220:], "can't be read as .parquet"),
+        (
+            "d.parquet",
+            as_parquet(ROWS)[:20] + b"\xff" * 200 + as_parquet(ROWS)[220:],
+            "can't be read as .parquet",
+        ),
         ("d.json", json.dumps([{"text": SECRET}], indent=1).encode(), "without an array around them"),
         ("d.jsonl", HEADER + ROW, "no line is a JSON object"),
     ],
@@ -428,11 +448,27 @@ def test_file_that_cannot_be_used_is_one_sentence(tmp_path: Path, name: str, dat
     assert part in error_of(raw(tmp_path, name, data))
 
 
-def test_csv_row_larger_than_a_block_is_an_error_that_quotes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_MAX_CSV_ROW", 64)
-    assert "can't be read as .csv" in error_of(raw(tmp_path, "d.csv", HEADER + SECRET.encode() * 9 + b",Food,4\n"))
+def test_long_csv_cell_is_read_and_an_endless_one_refused(tmp_path: Path) -> None:
+    path = raw(tmp_path, "d.csv", HEADER + b"x" * 200_000 + b",Food,4\n")
+    assert [len(text) for text in Documents.load(site(path), study()).texts] == [200_000]
+    assert "a quote isn't closed" in error_of(raw(tmp_path, "d.csv", HEADER + b'"' + ROW * 10))
+
+
+def test_csv_row_with_a_bad_quote_is_named_and_the_next_one_kept(tmp_path: Path) -> None:
+    path = raw(tmp_path, "d.csv", HEADER + b'"A" or B,Food,4\n5" nail,Food,4\nC,Food,4\n')
+    documents = Documents.load(site(path), study())
+    assert documents.texts == ('5" nail', "C")
+    assert documents.problems == (RowProblem(1, Problem.BAD_QUOTE),)
+
+
+def test_malformed_csv_row_that_is_not_utf8_keeps_its_number(tmp_path: Path) -> None:
+    path = raw(tmp_path, "d.csv", HEADER + b"\xff\nA,Food,4\n\xfe,Food,4,\xfd\nB,\xfc,4\n")
+    documents = Documents.load(site(path), study())
+    assert [(p.row, p.reason) for p in documents.problems] == [
+        (1, Problem.WRONG_CELLS),
+        (3, Problem.WRONG_CELLS),
+        (4, Problem.NOT_UTF8),
+    ]
 
 
 def test_quote_at_the_end_that_is_closed_is_no_error(tmp_path: Path) -> None:
@@ -458,13 +494,13 @@ def test_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.M
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=120), st.sampled_from(SUFFIXES), st.booleans())
-def test_any_bytes_give_documents_or_a_data_error(tmp_path: Path, data: bytes, suffix: str, headed: bool) -> None:
+def test_any_bytes_give_documents_or_a_data_error(
+    tmp_path: Path, data: bytes, suffix: str, headed: bool
+) -> None:
     data = HEADER + data if headed else data
     path = raw(tmp_path, f"d{suffix}", gzip.compress(data) if suffix.endswith(".gz") else data)
-    try:
-        Documents.load(site(path), study())
-    except DataError as error:
-        assert error.__cause__ is None
+    with contextlib.suppress(DataError):
+        assert Documents.load(site(path), study()).codes.dtype == np.int32
 
 
 def test_progress_counts_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,7 +535,9 @@ def test_as_text_has_one_spelling_for_one_value() -> None:
 def test_read_columns_gives_texts_of_readable_rows(tmp_path: Path) -> None:
     path = raw(tmp_path, "d.csv", b"text,stars,x\nA, 4 ,1\nshort\nB,,1\n")
     assert read_columns(path, ["stars", "text"]) == [{"stars": "4", "text": "A"}, {"stars": "", "text": "B"}]
-    with pytest.raises(DataError, match="column 'topic' is missing; the file has 'text', 'stars', 'x'; name one"):
+    with pytest.raises(
+        DataError, match="column 'topic' is missing; the file has 'text', 'stars', 'x'; name one"
+    ):
         read_columns(path, ["topic"])
 
 

@@ -1,0 +1,185 @@
+"""DP-SGD: the sensitivity is C, the noise is the plan's, and the warnings of Opacus + Hugging Face don't apply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from client_strong.trainer import PerSampleGradients, TrainingDocuments, noisy_gradient, train_round
+from common.errors import AdapterMismatchError
+from common.models.generator import Batch, Generator, document_losses
+from common.privacy.accounting import DiscreteGaussian, StrongPlan, SubsampledGaussian
+from common.privacy.noise import Csprng
+from common.study import Study
+from tests.hospitals import small_study
+
+CLIP = 1e-2
+ALMOST_NO_NOISE = 1e-7
+"""Of a noise multiplier: shows the clipped sum itself, as a twin with the protection off does."""
+
+
+def _study(base: Path, **privacy: float) -> Study:
+    return Study.model_validate(small_study(base, privacy={"max_grad_norm": CLIP, **privacy}))
+
+
+def _plan(noise_multiplier: float, sample_rate: float = 1.0) -> StrongPlan:
+    return StrongPlan(SubsampledGaussian(noise_multiplier, sample_rate, 1), DiscreteGaussian(4.0, 1), 8.0, 1e-4)
+
+
+def _documents(generator: Generator, texts: list[str], room: int = 40) -> TrainingDocuments:
+    prompts = [generator.prompts(Study.model_validate(small_study(Path("."))).codes)[0]] * len(texts)
+    units = np.arange(len(texts) + 1)
+    return TrainingDocuments(prompts, generator.encode(texts, [room] * len(texts)), units[:-1], units)
+
+
+def _warm(generator: Generator) -> None:
+    """B starts at zero, where the gradients of A vanish; move away from it."""
+    with torch.no_grad():
+        for parameter in generator.trained.values():
+            parameter.normal_(std=0.05, generator=torch.Generator().manual_seed(1))
+
+
+TEXTS = [f"The staff were kind, visit {i}." for i in range(30)]
+LONG = "Parking is difficult and the ward was too warm. " * 8
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def generator(request: pytest.FixtureRequest, tiny_model: Path, tiny_gpt2: Path) -> Generator:
+    made = Generator(_study(tiny_model if request.param == "llama" else tiny_gpt2).generator)
+    _warm(made)
+    return made
+
+
+def test_per_sample_gradients_equal_one_document_at_a_time(generator: Generator) -> None:
+    documents = _documents(generator, ["Kind.", LONG, "I waited three hours and nobody told me why."])
+    together = list(PerSampleGradients(generator)(Batch(documents.prompts, documents.texts)))
+    for index, gradient in enumerate(together):
+        (alone,) = PerSampleGradients(generator)(
+            Batch(documents.prompts[index : index + 1], documents.texts[index : index + 1])
+        )
+        assert np.linalg.norm(alone) > 0
+        assert np.linalg.norm(gradient - alone) <= 1e-5 * np.linalg.norm(alone)
+
+
+def _moved_by_one_document(generator: Generator, losses: object) -> float:
+    """How far one extra long document moves the clipped sum, over C; no noise."""
+
+    def clipped_sum(texts: list[str]) -> np.ndarray:
+        documents = _documents(generator, texts, room=120)
+        total = np.zeros(PerSampleGradients(generator).dimension)
+        for gradient in PerSampleGradients(generator, losses)(Batch(documents.prompts, documents.texts)):  # type: ignore[arg-type]
+            total += gradient * min(1.0, clip / np.linalg.norm(gradient))
+        return total
+
+    documents = _documents(generator, TEXTS, room=120)
+    norms = [np.linalg.norm(g) for g in PerSampleGradients(generator)(Batch(documents.prompts, documents.texts))]
+    clip = 1.05 * float(np.median(norms))
+    return float(np.linalg.norm(clipped_sum([*TEXTS, LONG]) - clipped_sum(TEXTS)) / clip)
+
+
+def _batch_mean_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """What a library's ``outputs.loss`` is: the mean over all tokens of the batch (times its size, for a sum)."""
+    loss = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels).loss
+    return loss.expand(batch.input_ids.shape[0])
+
+
+def test_one_extra_long_document_moves_the_sum_by_at_most_c(generator: Generator) -> None:
+    assert _moved_by_one_document(generator, document_losses) <= 1 + 1e-3
+
+
+def test_the_batch_mean_loss_breaks_the_same_bound(generator: Generator) -> None:
+    """Twin: it must fail, or the test above shows nothing."""
+    assert _moved_by_one_document(generator, _batch_mean_losses) > 1.3
+
+
+def test_a_step_adds_or_removes_one_document_by_at_most_c_over_b(tiny_model: Path) -> None:
+    study = _study(tiny_model)
+    generator = Generator(study.generator)
+    _warm(generator)
+    gradients = PerSampleGradients(generator)
+    documents = _documents(generator, [*TEXTS, LONG])
+
+    def step(batch: np.ndarray) -> np.ndarray:
+        return noisy_gradient(gradients, documents, batch, study, _plan(ALMOST_NO_NOISE), Csprng()).array
+
+    everyone = np.arange(len(TEXTS) + 1)
+    moved = np.linalg.norm(step(everyone) - step(everyone[:-1])) * study.training.batch_size
+    assert 0.9 * CLIP < moved <= 1.001 * CLIP
+
+
+def test_chunks_do_not_change_the_sum_and_noise_is_drawn_once(tiny_model: Path) -> None:
+    raw = small_study(tiny_model, privacy={"max_grad_norm": CLIP})
+    studies = [Study.model_validate({**raw, "training": {**raw["training"], "physical_batch": n}}) for n in (1, 4, 64)]
+    generator = Generator(studies[0].generator)
+    _warm(generator)
+    gradients, documents = PerSampleGradients(generator), _documents(generator, TEXTS)
+    batch = np.arange(len(TEXTS))
+    sums = [noisy_gradient(gradients, documents, batch, s, _plan(ALMOST_NO_NOISE), Csprng()).array for s in studies]
+    np.testing.assert_allclose(sums[0], sums[1], atol=1e-6 * CLIP)
+    np.testing.assert_allclose(sums[0], sums[2], atol=1e-6 * CLIP)
+    noisy = noisy_gradient(gradients, documents, batch, studies[0], _plan(50.0), Csprng()).array - sums[0]
+    expected = 50.0 * CLIP / studies[0].training.batch_size
+    assert abs(noisy.std() / expected - 1) < 5 / np.sqrt(2 * noisy.size), "30 chunks, one noise draw"
+
+
+def test_an_empty_poisson_batch_is_a_noise_only_step(tiny_model: Path) -> None:
+    study = _study(tiny_model)
+    generator = Generator(study.generator)
+    documents = _documents(generator, TEXTS)
+    empty = np.zeros(0, np.int64)
+    step = noisy_gradient(PerSampleGradients(generator), documents, empty, study, _plan(2.0), Csprng()).array
+    expected = 2.0 * CLIP / study.training.batch_size
+    assert abs(step.std() / expected - 1) < 5 / np.sqrt(2 * step.size)
+
+
+def test_a_round_moves_the_adapter_and_every_weight_is_finite(tiny_model: Path) -> None:
+    study = _study(tiny_model)
+    generator = Generator(study.generator)
+    before = generator.adapter()
+    trained = train_round(generator, _documents(generator, TEXTS), study, _plan(1.0, 0.3), before)
+    assert set(trained) == set(before)
+    assert all(np.isfinite(value.array).all() for value in trained.values())
+    assert all(not np.array_equal(trained[name].array, before[name]) for name in before)
+
+
+def test_two_rounds_with_equal_seeds_differ(tiny_model: Path) -> None:
+    study = _study(tiny_model)
+    generator = Generator(study.generator)
+    start, documents = generator.adapter(), _documents(generator, TEXTS)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0), np.random.seed(0)
+        results.append(train_round(generator, documents, study, _plan(1.0, 0.3), start))
+    assert any(not np.array_equal(results[0][name].array, results[1][name].array) for name in start)
+
+
+def test_nothing_exact_is_left_on_the_model(tiny_model: Path) -> None:
+    study = _study(tiny_model)
+    generator = Generator(study.generator)
+    train_round(generator, _documents(generator, TEXTS), study, _plan(1.0, 0.5), generator.adapter())
+    for parameter in generator.model.parameters():
+        assert parameter.grad is None
+        assert getattr(parameter, "grad_sample", None) is None
+
+
+def test_an_adapter_that_is_not_the_studys_is_refused(tiny_model: Path) -> None:
+    study = _study(tiny_model)
+    generator = Generator(study.generator)
+    documents, adapter = _documents(generator, TEXTS), generator.adapter()
+    name = next(iter(adapter))
+    for wrong in (
+        {k: v for k, v in adapter.items() if k != name},
+        adapter | {name: adapter[name][:, :1]},
+        adapter | {name: np.full_like(adapter[name], np.nan)},
+        adapter | {"more": adapter[name]},
+    ):
+        with pytest.raises(AdapterMismatchError):
+            train_round(generator, documents, study, _plan(1.0), wrong)
+
+
+def test_documents_do_not_print(tiny_model: Path) -> None:
+    generator = Generator(_study(tiny_model).generator)
+    assert "staff" not in repr(_documents(generator, TEXTS))

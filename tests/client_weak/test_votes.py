@@ -1,0 +1,46 @@
+"""Votes: exact nearest neighbours within the code, in bounded blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from client_weak import votes
+from client_weak.votes import NO_CANDIDATE, nearest_candidates
+
+
+def _unit(rows: int, seed: int) -> np.ndarray:
+    vectors = np.random.default_rng(seed).normal(size=(rows, 8)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("block", [10, 1000, 4_000_000])
+def test_nearest_equal_a_brute_force_search(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(votes, "BLOCK", block)
+    documents, candidates = _unit(60, 0), _unit(40, 1)
+    document_codes = np.random.default_rng(2).integers(0, 4, 60)
+    candidate_codes = np.random.default_rng(3).integers(0, 3, 40)
+    found = nearest_candidates(documents, document_codes, candidates, candidate_codes, neighbours=5)
+    for row in range(60):
+        same = np.flatnonzero(candidate_codes == document_codes[row])
+        ranked = same[np.argsort(-(candidates[same] @ documents[row]), kind="stable")][:5]
+        expected = np.r_[ranked, np.full(5 - ranked.size, NO_CANDIDATE)]
+        np.testing.assert_array_equal(found[row], expected)
+
+
+def test_a_code_with_fewer_candidates_than_k_gives_fewer_votes() -> None:
+    found = nearest_candidates(_unit(3, 0), np.zeros(3), _unit(2, 1), np.zeros(2), neighbours=4)
+    assert (np.sort(found[:, :2], axis=1) == [0, 1]).all()
+    assert (found[:, 2:] == NO_CANDIDATE).all()
+
+
+def test_ties_go_to_the_lower_index() -> None:
+    same = np.tile(_unit(1, 0), (6, 1))
+    found = nearest_candidates(same[:1], np.zeros(1), same, np.zeros(6), neighbours=6)
+    assert found.tolist() == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_no_documents_no_candidates() -> None:
+    empty = np.zeros((0, 8), np.float32)
+    assert nearest_candidates(empty, np.zeros(0), _unit(2, 0), np.zeros(2), neighbours=2).shape == (0, 2)
+    assert (nearest_candidates(_unit(2, 0), np.zeros(2), empty, np.zeros(0), neighbours=2) == NO_CANDIDATE).all()

@@ -1,0 +1,264 @@
+"""The door: one charge, one answer, nothing but noised values, whatever is asked and whenever the site is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import BudgetExceededError, ConflictError, LedgerError, PolicyRefusal, WireCode, WrongTierError
+from common.privacy.accounting import PrivacyPlan
+from common.privacy.noise import discrete_gaussian
+from common.privacy.values import ExactCounts, Noised
+from common.protocol import CandidatePool, CensusRequest, TrainRequest, VoteReply, VoteRequest
+from common.site.config import Site
+from common.site.door import Door, Release
+from common.site.ledger import Ledger
+from common.study import Study
+
+STUDY = Study.model_validate(
+    {
+        "name": "door",
+        "codes": {"attributes": [{"name": "topic", "values": ["a", "b"]}]},
+        "privacy": {"epsilon": 4.0, "delta": 1e-4},
+        "generator": {"base": "package:none"},
+        "training": {"rounds": 3, "batch_size": 10, "steps": 1},
+        "federation": {"min_documents": 20},
+    }
+)
+
+
+def _site(folder: Path, tier: str = "weak", **policy: Any) -> Site:
+    return Site.model_validate(
+        {
+            "name": "hospital",
+            "tier": tier,
+            "size_class": 20,
+            "state": folder / "state",
+            "documents": {"path": folder / "documents.csv"},
+            "policy": {"max_epsilon": 9.0, "max_delta": 1e-3, **policy},
+        }
+    )
+
+
+def _vote(run: str = "run", texts: Sequence[str] = ("x", "y")) -> VoteRequest:
+    return VoteRequest(STUDY, run, CandidatePool(tuple(texts), np.array([0, 1], np.int32)))
+
+
+def _train(round_: int, run: str = "run") -> TrainRequest:
+    return TrainRequest(STUDY, run, round_, {"b": np.zeros(2, np.float32)}, "digest")
+
+
+class Computer:
+    """Stands in for a tier; notes what it was asked to compute."""
+
+    def __init__(self) -> None:
+        self.calls: list[Sequence[str]] = []
+
+    def __call__(self, plan: PrivacyPlan, parts: Sequence[str]) -> Mapping[str, Noised]:
+        self.calls.append(tuple(parts))
+        counts = ExactCounts(np.array([100, 200]), 1)
+        return {"profile": discrete_gaussian(counts, 3.0), "ballot": discrete_gaussian(counts, 3.0)}
+
+
+def _bytes(release: Release) -> bytes:
+    return release.to_records()["release"]["bytes"].numpy().tobytes()
+
+
+def test_a_repeated_request_gets_the_same_bytes_and_no_new_charge(tmp_path: Path) -> None:
+    door, compute = Door(_site(tmp_path)), Computer()
+    answers = {_bytes(door.release(_vote(), compute)) for _ in range(100)}
+    assert len(answers) == 1
+    assert len(compute.calls) == 1
+    spent = Ledger(_site(tmp_path).ledger_path).spent()
+    assert 3.9 < spent[0] <= 4.0
+    assert spent[1] == 1e-4
+
+
+def test_computing_again_would_have_given_other_bytes(tmp_path: Path) -> None:
+    """Twin: without the ledger's memory, averaging repeats would remove the noise."""
+    answers = {_bytes(Door(_site(tmp_path / str(i))).release(_vote(), Computer())) for i in range(5)}
+    assert len(answers) > 1
+
+
+def test_a_changed_question_under_an_old_id_is_refused(tmp_path: Path) -> None:
+    door = Door(_site(tmp_path))
+    door.release(_vote(), Computer())
+    with pytest.raises(ConflictError):
+        door.release(_vote(texts=("x", "z")), Computer())
+
+
+def test_the_cap_holds_over_runs(tmp_path: Path) -> None:
+    door, compute = Door(_site(tmp_path)), Computer()
+    door.release(_vote("one"), compute)
+    door.release(_vote("two"), compute)
+    with pytest.raises(BudgetExceededError, match="lifetime caps are 9"):
+        door.release(_vote("three"), compute)
+    assert len(compute.calls) == 2, "nothing was computed for the refused run"
+
+
+def test_a_strong_site_gives_its_profile_once_with_its_first_answer(tmp_path: Path) -> None:
+    door, compute = Door(_site(tmp_path, "strong")), Computer()
+    for round_ in (2, 3, 2):
+        door.release(_train(round_), compute)
+    assert compute.calls == [("train/2", "profile"), ("train/3",)]
+
+
+def test_the_whole_plan_is_charged_before_the_first_release(tmp_path: Path) -> None:
+    site = _site(tmp_path, "strong")
+    Door(site).release(_train(1), Computer())
+    first = Ledger(site.ledger_path).spent()
+    Door(site).release(_train(2), Computer())
+    assert Ledger(site.ledger_path).spent() == first
+
+
+@pytest.mark.parametrize("tier", ["weak", "strong"])
+def test_a_tier_answers_its_own_requests_only(tmp_path: Path, tier: str) -> None:
+    wrong = _train(1) if tier == "weak" else _vote()
+    compute = Computer()
+    with pytest.raises(WrongTierError):
+        Door(_site(tmp_path, tier)).release(wrong, compute)
+    assert not compute.calls
+
+
+@pytest.mark.parametrize(
+    ("policy", "code"),
+    [
+        ({"allowed_studies": ["0" * 64]}, WireCode.REFUSED_BY_POLICY),
+        ({"allowed_units": ["patient"]}, WireCode.REFUSED_BY_POLICY),
+        ({"max_epsilon_per_study": 3.9}, WireCode.BUDGET_EXCEEDED),
+        ({"max_epsilon": 3.9}, WireCode.BUDGET_EXCEEDED),
+        ({"max_delta": 1e-5}, WireCode.BUDGET_EXCEEDED),
+    ],
+)
+def test_policy_refuses_before_anything_is_computed_or_charged(
+    tmp_path: Path, policy: dict[str, Any], code: WireCode
+) -> None:
+    site, compute = _site(tmp_path, **policy), Computer()
+    with pytest.raises(PolicyRefusal):
+        Door(site).release(_vote(), compute)
+    assert not compute.calls
+    assert not site.ledger_path.exists()
+    assert Door(site).census(CensusRequest(STUDY, "run")).refusal == code
+
+
+def test_only_noised_values_pass(tmp_path: Path) -> None:
+    site = _site(tmp_path)
+    for smuggled in (np.array([100, 200]), ExactCounts(np.array([100, 200]), 1), [100], "text"):
+        with pytest.raises(LedgerError, match="only Noised values"):
+            Door(site).release(_vote(), lambda _plan, _parts, s=smuggled: {"profile": s})
+    assert Ledger(site.ledger_path).stored(STUDY.sha256, "run", "profile-and-vote", _vote().digest) is None
+
+
+def test_a_release_is_made_by_the_door_only() -> None:
+    with pytest.raises(PolicyRefusal, match="only Door.release"):
+        Release(b"exact", door=object())
+
+
+def test_a_failed_computation_is_charged_once_and_can_be_asked_again(tmp_path: Path) -> None:
+    site = _site(tmp_path)
+
+    def fail(_plan: PrivacyPlan, _parts: Sequence[str]) -> Mapping[str, Noised]:
+        raise RuntimeError("disk")
+
+    with pytest.raises(RuntimeError):
+        Door(site).release(_vote(), fail)
+    charged = Ledger(site.ledger_path).spent()
+    Door(site).release(_vote(), Computer())
+    assert Ledger(site.ledger_path).spent() == charged
+
+
+def _release_and_die(folder: Path, where: str) -> None:
+    """Child process: killed for good at a step of the door."""
+
+    def die(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    compute: Any = Computer()
+    if where == "before computing":
+        compute = die
+    if where == "before storing":
+        Ledger.store = die  # type: ignore[method-assign,assignment]
+    if where == "after storing":
+        Release.__init__ = die  # type: ignore[method-assign,assignment]
+    if where == "before reserving":
+        Ledger.reserve = die  # type: ignore[method-assign,assignment]
+    Door(_site(folder)).release(_vote(), compute)
+
+
+@pytest.mark.parametrize("where", ["before reserving", "before computing", "before storing", "after storing"])
+def test_killed_anywhere_a_site_is_charged_once_and_answers_once(tmp_path: Path, where: str) -> None:
+    child = multiprocessing.get_context("fork").Process(target=_release_and_die, args=(tmp_path, where))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    compute = Computer()
+    first = _bytes(Door(_site(tmp_path)).release(_vote(), compute))
+    again = _bytes(Door(_site(tmp_path)).release(_vote(), compute))
+    assert first == again
+    assert len(compute.calls) == (0 if where == "after storing" else 1)
+    assert Ledger(_site(tmp_path).ledger_path).spent()[0] <= 4.0
+
+
+def _answer_into(folder: Path, queue: Any) -> None:
+    queue.put(_bytes(Door(_site(folder)).release(_vote(), Computer())))
+
+
+def test_concurrent_processes_with_one_request_give_one_answer(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    children = [context.Process(target=_answer_into, args=(tmp_path, queue)) for _ in range(6)]
+    for child in children:
+        child.start()
+    answers = {queue.get(timeout=60) for _ in children}
+    for child in children:
+        child.join(60)
+    assert len(answers) == 1
+    assert Ledger(_site(tmp_path).ledger_path).spent()[0] <= 4.0
+
+
+def test_the_ledger_is_append_only_and_notices_tampering(tmp_path: Path) -> None:
+    site = _site(tmp_path)
+    Door(site).release(_vote(), Computer())
+    database = sqlite3.connect(site.ledger_path)
+    for change in ("UPDATE reservation SET epsilon = 0", "DELETE FROM reservation", "DELETE FROM spent_part"):
+        with pytest.raises(sqlite3.Error, match="append-only"):
+            database.execute(change)
+    database.executescript("DROP TRIGGER reservation_no_UPDATE; UPDATE reservation SET epsilon = 0;")
+    database.close()
+    compute = Computer()
+    with pytest.raises(LedgerError, match="hash chain"):
+        Door(site).release(_vote("another"), compute)
+    assert not compute.calls
+
+
+def test_an_unreadable_ledger_releases_nothing(tmp_path: Path) -> None:
+    site = _site(tmp_path)
+    site.state.mkdir(parents=True)
+    site.ledger_path.write_bytes(b"this is not a database, but it is long enough to be taken for one" * 20)
+    compute = Computer()
+    with pytest.raises(LedgerError):
+        Door(site).release(_vote(), compute)
+    assert not compute.calls
+
+
+def test_the_ledger_holds_noised_bytes_only_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    site = _site(tmp_path)
+    release = Door(site).release(_vote(), Computer())
+    reply = VoteReply.from_records(release.to_records(), 2, 2)
+    assert not np.array_equal(reply.profile, [100, 200]) or not np.array_equal(reply.ballot, [100, 200])
+    assert site.ledger_path.stat().st_mode & 0o077 == 0
+
+
+def test_the_census_depends_on_configuration_only(tmp_path: Path) -> None:
+    """There is no documents file at all, and the census doesn't mind."""
+    reply = Door(_site(tmp_path)).census(CensusRequest(STUDY, "run"))
+    assert (reply.name, reply.tier, reply.size_class, reply.refusal) == ("hospital", "weak", 20, None)
+    assert reply.study_sha256 == STUDY.sha256
