@@ -11,6 +11,9 @@ INSTALL_INPUTS := pyproject.toml deploy/constraints.txt deploy/demo-packages.txt
 SOURCES := common server client_strong client_weak deploy tests
 ARGS ?=
 
+# Threads that wait must sleep, not spin: test processes share the cores.
+export OMP_WAIT_POLICY := PASSIVE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format bench venv venv-weak clean
 

@@ -56,7 +56,7 @@ class TrainingDocuments:
 
     @classmethod
     def encode(cls, documents: Documents, generator: Generator, study: Study) -> TrainingDocuments:
-        """Tokenise; a long text is cut, a text whose prompt fills the whole context keeps no token and trains nothing."""
+        """Tokenise; a long text is cut, a text whose prompt fills the context keeps no token and trains nothing."""
         by_code = generator.prompts(study.codes)
         prompts = [by_code[code] for code in documents.codes]
         room = [study.generator.max_tokens - len(prompt) for prompt in prompts]

@@ -33,9 +33,7 @@ def noisy_ballot(documents: Documents, pool: CandidatePool, embedder: Embedder, 
         pool.codes,
         neighbours=plan.votes.cells_per_unit,
     )
-    exact = vote_counts(
-        nearest, documents.units, candidates=len(pool), votes_per_unit=plan.votes.cells_per_unit
-    )
+    exact = vote_counts(nearest, documents.units, candidates=len(pool), votes_per_unit=plan.votes.cells_per_unit)
     return discrete_gaussian(exact, plan.votes.scale)
 
 

@@ -23,7 +23,9 @@ class Attribute(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="Name of the attribute, as it appears in prompts and in the corpus.", min_length=1)
-    values: tuple[str, ...] = Field(description="Every value the attribute may take. Public; fixed before data is seen.")
+    values: tuple[str, ...] = Field(
+        description="Every value the attribute may take. Public; fixed before data is seen."
+    )
 
     @field_validator("values", mode="before")
     @classmethod

@@ -198,7 +198,10 @@ class VoteRequest:
 
     def to_records(self) -> RecordDict:
         """Encode for Flower."""
-        pool = {"texts": Array(_pack_texts(self.pool.texts)), "codes": Array(np.asarray(self.pool.codes, np.int32))}
+        pool = {
+            "texts": Array(_pack_texts(self.pool.texts)),
+            "codes": Array(np.asarray(self.pool.codes, np.int32)),
+        }
         return RecordDict({"request": _head(self.study, self.run_id), "pool": ArrayRecord(pool)})
 
     @classmethod
@@ -213,7 +216,7 @@ class VoteRequest:
         codes = arrays["codes"]
         if codes.dtype != np.int32 or codes.shape != (len(texts),):
             raise ProtocolError(f"vote request: {len(texts)} texts but codes are {codes.dtype} {codes.shape}")
-        if codes.size and not (0 <= codes.min() and codes.max() < len(study.codes)):
+        if codes.size and not (codes.min() >= 0 and codes.max() < len(study.codes)):
             raise ProtocolError(f"vote request: a candidate's code is outside 0 to {len(study.codes) - 1}")
         return cls(study, _text(head, "run-id"), CandidatePool(texts, codes))
 
@@ -302,9 +305,7 @@ def adapter_bytes(adapter: Adapter) -> bytes:
 
 
 def _head(study: Study, run_id: str, more: Mapping[str, int | str] | None = None) -> ConfigRecord:
-    return ConfigRecord(
-        {"protocol": PROTOCOL_VERSION, "study": study.canonical, "run-id": run_id} | dict(more or {})
-    )
+    return ConfigRecord({"protocol": PROTOCOL_VERSION, "study": study.canonical, "run-id": run_id} | dict(more or {}))
 
 
 def _read_head(records: RecordDict, name: str = "request") -> Mapping[str, Any]:
@@ -335,7 +336,7 @@ def _text(head: Mapping[str, Any], key: str) -> str:
 
 def _number(head: Mapping[str, Any], key: str) -> int:
     value = head.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value:
+    if not isinstance(value, int) or isinstance(value, bool) or not value >= 0:
         raise ProtocolError(f"message: {key!r} is {value!r}; a whole number of at least 0 is needed")
     return value
 

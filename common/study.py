@@ -72,7 +72,10 @@ class Generator(_Section):
     )
     init_seed: int = Field(default=0, ge=0, description="Public seed of the adapter's initial A. Not used for noise.")
     max_tokens: int = Field(
-        default=128, ge=8, le=8192, description="Prompt and text together are cut to this many tokens in training."
+        default=128,
+        ge=8,
+        le=8192,
+        description="Prompt and text together are cut to this many tokens in training.",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Number format of the frozen base model; adapters are always float32."
@@ -85,7 +88,9 @@ class Training(_Section):
     rounds: int = Field(default=3, ge=1, description="R: rounds of federated averaging.")
     steps: int = Field(default=10, ge=1, description="E: DP-SGD steps a site runs in each round.")
     batch_size: int = Field(
-        default=64, ge=1, description="B: expected units in a Poisson batch; the sample rate is B / size class."
+        default=64,
+        ge=1,
+        description="B: expected units in a Poisson batch; the sample rate is B / size class.",
     )
     learning_rate: float = Field(default=1e-3, gt=0, description="Learning rate of the local optimiser.")
     optimizer: Literal["adam", "sgd"] = Field(default="adam", description="Local optimiser; fresh in every round.")
@@ -112,7 +117,9 @@ class Pool(_Section):
     top_p: float = Field(default=0.95, gt=0, le=1, description="Nucleus sampling: probability mass kept.")
     batch_size: int = Field(default=32, ge=1, description="Texts generated at once.")
     max_tries: int = Field(
-        default=4, ge=1, description="How often empty, duplicate and prompt-echo texts are made again, at most."
+        default=4,
+        ge=1,
+        description="How often empty, duplicate and prompt-echo texts are made again, at most.",
     )
     seed: int = Field(default=0, ge=0, description="Public seed of the sampling at the server. Not used for noise.")
 
@@ -122,7 +129,7 @@ class Voting(_Section):
 
     neighbours: int | Literal["auto"] = Field(
         default="auto",
-        description="K: candidates of the same code that one unit votes for. 'auto' is min(8, candidates per code / 10).",
+        description="K: candidates of the same code that one unit votes for. 'auto' is min(8, pool / codes / 10).",
     )
     embedder: str = Field(
         default="wordllama",
@@ -149,7 +156,9 @@ class Federation(_Section):
     min_strong: int = Field(default=1, ge=1, description="Fewest strong sites that must answer a training round.")
     min_weak: int = Field(default=1, ge=0, description="Fewest weak sites that must answer the vote round.")
     min_documents: int = Field(
-        default=100, ge=1, description="Fewest units a site must hold to take part; also the smallest size class."
+        default=100,
+        ge=1,
+        description="Fewest units a site must hold to take part; also the smallest size class.",
     )
     census_seconds: float = Field(default=120.0, gt=0, description="Deadline of the census.")
     round_seconds: float = Field(default=3600.0, gt=0, description="Deadline of one training round.")

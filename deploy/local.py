@@ -38,7 +38,7 @@ COMMAND_SECONDS = 120.0
 LOG_TAIL = 3000
 
 _MARKER = "FEDCORPUS_FEDERATION"
-"""In the environment of every process we start, and so of their children: how `stop` finds those that left the group."""
+"""In the environment of all processes we start, and so of their children: how `stop` finds those with new sessions."""
 
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -48,6 +48,9 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_MEMORY_MONITOR": "1",
     "RAY_memory_monitor_refresh_ms": "0",
+    # Threads that wait must sleep, not spin: several sites share this machine's cores, and spinning costs them all.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "false",
 }
 
 
@@ -200,7 +203,12 @@ class LocalFederation:
         else:
             names = [site.name for site in self._sites]
             identity = make_certificates(self._work / "certificates", names, ["localhost", HOST])
-            arguments += ["--ssl-ca-certfile", str(identity.authority), "--ssl-certfile", str(identity.server)]
+            arguments += [
+                "--ssl-ca-certfile",
+                str(identity.authority),
+                "--ssl-certfile",
+                str(identity.server),
+            ]
             arguments += ["--ssl-keyfile", str(identity.server_key), "--enable-supernode-auth"]
             self._certificates = identity
         self._spawn(SUPERLINK, self._environment, ["flower-superlink", *arguments])
@@ -214,9 +222,7 @@ class LocalFederation:
 
     def _register(self, site: SiteProcess) -> None:
         key = self._identity.node_public_key(site.name)
-        answer = self._flwr(
-            "supernode", "register", str(key), CONNECTION, "--name", site.name, "--format", "json"
-        )
+        answer = self._flwr("supernode", "register", str(key), CONNECTION, "--name", site.name, "--format", "json")
         if not answer.get("success", True):
             raise FederationError(f"flwr supernode register refused {site.name}: {answer}")
 
@@ -244,7 +250,10 @@ class LocalFederation:
 
     def _variables(self, name: str, environment: Path) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
-        own = {"FLWR_HOME": str(self._home(name)), "PATH": f"{environment}{os.pathsep}{os.environ.get('PATH', '')}"}
+        own = {
+            "FLWR_HOME": str(self._home(name)),
+            "PATH": f"{environment}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
         return kept | _QUIET | own | {_MARKER: self._marker}
 
     def _home(self, name: str) -> Path:

@@ -52,8 +52,8 @@ def sum_profiles(profiles: Sequence[Counts]) -> Counts:
 def quotas(profile: Counts, total: int) -> Counts:
     """How many texts each code gets: proportional to the noisy profile, by largest remainder; sums to ``total``.
 
-    Negative counts are noise around nothing and get nothing. If no count is positive, all codes share alike. Computed in
-    integers, so no total is too large; equal remainders go to the lower code.
+    Negative counts are noise around nothing and get nothing. If no count is positive, all codes share
+    alike. Computed in integers, so no total is too large; equal remainders go to the lower code.
     """
     shares = [max(0, int(count)) for count in profile]
     if not any(shares):
@@ -78,7 +78,9 @@ def pool_sizes(profile: Counts | None, codes: int, size: int, floor: float) -> C
         If there are more codes than candidates.
     """
     if size < codes:
-        raise StudyError(f"pool.size is {size}, fewer than the {codes} codes; at least one candidate per code is needed")
+        raise StudyError(
+            f"pool.size is {size}, fewer than the {codes} codes; at least one candidate per code is needed"
+        )
     even = max(codes, min(size, round(size * floor)))
     spread = quotas(np.ones(codes, dtype=np.int64), even)
     follow = profile if profile is not None else np.ones(codes, dtype=np.int64)

@@ -148,6 +148,6 @@ def _require_quorum(roster: Roster, study: Study) -> None:
         if len(there) < needed:
             others = [f"{site.name} ({site.outcome})" for site in roster.refused]
             raise QuorumError(
-                f"census: {len(there)} {tier} sites take part ({', '.join(there) or 'none'}), the study needs {needed}; "
-                f"others heard of: {', '.join(others) or 'none'}"
+                f"census: {len(there)} {tier} sites take part ({', '.join(there) or 'none'}), the study needs "
+                f"{needed}; others heard of: {', '.join(others) or 'none'}"
             )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -35,14 +35,14 @@ OutFolder = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 WeakEnvironment = Annotated[
     Path | None,
-    typer.Option(
-        "--weak-env", help="Virtual environment that weak sites run in (needs no torch). Default: this one."
-    ),
+    typer.Option("--weak-env", help="Virtual environment that weak sites run in (needs no torch). Default: this one."),
 ]
 
 
 def main() -> None:
     """Entry of the ``fedcorpus`` command."""
+    # A terminated command ends its federation like an interrupted one; else SuperLink and sites would go on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(standalone_mode=False)
     except FedcorpusError as error:
@@ -83,7 +83,8 @@ def up(
 @app.command()
 def demo(
     data: Annotated[
-        Path | None, typer.Option("--data", help="Your own documents (Parquet, CSV, JSONL) instead of the reviews.")
+        Path | None,
+        typer.Option("--data", help="Your own documents (Parquet, CSV, JSONL) instead of the reviews."),
     ] = None,
     site_column: Annotated[
         str | None, typer.Option("--site-column", help="Column of --data that names the hospital.")
@@ -95,7 +96,8 @@ def demo(
     text_column: Annotated[str, typer.Option("--text-column", help="Column of --data with the text.")] = "text",
     out: OutFolder = None,
     processes: Annotated[
-        bool, typer.Option("--processes", help="Use a real federation of processes instead of the simulation engine.")
+        bool,
+        typer.Option("--processes", help="Use a real federation of processes instead of the simulation engine."),
     ] = False,
     weak_env: WeakEnvironment = None,
     as_json: AsJson = False,
@@ -105,7 +107,7 @@ def demo(
 
     root = (out or _new_folder("demo")).resolve()
     prepared = prepare_demo(root, data, site_column, tuple(code_column or ()), text_column)
-    messages.print(prepared.description, highlight=False)
+    messages.print(prepared.description, markup=False, highlight=False, soft_wrap=True)
     engine = "processes" if processes else "simulation"
     _launch(prepared.study_file, prepared.sites_folder, root / "run", engine, as_json, weak_env)
 
@@ -114,7 +116,8 @@ def demo(
 def plan(
     study: StudyFile,
     size_class: Annotated[
-        int | None, typer.Option("--size-class", help="Size class of a strong site. Default: the study's minimum.")
+        int | None,
+        typer.Option("--size-class", help="Size class of a strong site. Default: the study's minimum."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -194,7 +197,9 @@ def _environment(folder: Path) -> Path:
 
     scripts = folder.resolve() / "bin"
     if not (scripts / "flower-supernode").is_file():
-        raise UserError(f"--weak-env {folder}: no flower-supernode in {scripts}; a virtual environment with fedcorpus is needed")
+        raise UserError(
+            f"--weak-env {folder}: no flower-supernode in {scripts}; a virtual environment with fedcorpus is needed"
+        )
     return scripts
 
 
@@ -203,7 +208,7 @@ def _new_folder(name: str) -> Path:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    messages.print(f"fedcorpus: {message}", style="red" if messages.is_terminal else None, markup=False, highlight=False)
+    style = "red" if messages.is_terminal else None
+    # Not folded: a path that breaks across lines can be neither read nor copied.
+    messages.print(f"fedcorpus: {message}", style=style, markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
-
-

@@ -40,7 +40,12 @@ def write_corpus(workspace: Workspace, codes: ControlCodes, texts: Sequence[Corp
     """Write ``corpus.jsonl`` and ``corpus.parquet``: id, text, one column per attribute, origin. Nothing site-level."""
     width = len(str(len(texts)))
     rows = [
-        {"id": f"{number:0{width}d}", "text": _encodable(t.text), **codes.as_mapping(t.code), "origin": t.origin}
+        {
+            "id": f"{number:0{width}d}",
+            "text": _encodable(t.text),
+            **codes.as_mapping(t.code),
+            "origin": t.origin,
+        }
         for number, t in enumerate(texts)
     ]
     write_atomically(workspace.corpus_jsonl, _json_lines(rows))

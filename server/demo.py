@@ -101,7 +101,7 @@ def _write(root: Path, rows: _Rows) -> PreparedDemo:
     sites = root / "sites"
     sites.mkdir(parents=True)
     names = sorted(rows.by_hospital, key=lambda name: -len(rows.by_hospital[name]))
-    strong = [name for name in rows.by_hospital][:STRONG] if rows.source == _REVIEWS_PACKAGE else names[:STRONG]
+    strong = list(rows.by_hospital)[:STRONG] if rows.source == _REVIEWS_PACKAGE else names[:STRONG]
     size = _size_class(min(len(documents) for documents in rows.by_hospital.values()))
     for name, documents in rows.by_hospital.items():
         file = root / "hospitals" / name / "documents.parquet"
@@ -111,9 +111,13 @@ def _write(root: Path, rows: _Rows) -> PreparedDemo:
         (sites / f"{name}.toml").write_text(_site_toml(name, tier, size, file), encoding="utf-8")
     study_file = root / "study.toml"
     study_file.write_text(_study_toml(rows, size, len(names)), encoding="utf-8")
-    held = ", ".join(f"{name} ({'strong' if name in strong else 'weak'}, {len(rows.by_hospital[name])})" for name in names)
+    held = ", ".join(
+        f"{name} ({'strong' if name in strong else 'weak'}, {len(rows.by_hospital[name])})" for name in names
+    )
     return PreparedDemo(
-        study_file, sites, f"{len(names)} hospitals with documents from {rows.source}: {held}\nstudy: {study_file}"
+        study_file,
+        sites,
+        f"{len(names)} hospitals with documents from {rows.source}: {held}\nstudy: {study_file}",
     )
 
 
@@ -138,7 +142,8 @@ def _study_toml(rows: _Rows, size_class: int, hospitals: int) -> str:
     from common.models.generator import fast_bfloat16
 
     attributes = "\n".join(
-        f"[[codes.attributes]]\nname = {json.dumps(a.name)}\nvalues = {json.dumps(list(a.values), ensure_ascii=False)}\n"
+        f"[[codes.attributes]]\nname = {json.dumps(a.name)}\n"
+        f"values = {json.dumps(list(a.values), ensure_ascii=False)}\n"
         for a in rows.attributes
     )
     codes = 1
@@ -161,22 +166,25 @@ base = "{_MODEL}"
 rank = 4
 alpha = 8.0
 target_modules = ["q_proj", "v_proj"]
-max_tokens = 72
-dtype = "{'bfloat16' if fast_bfloat16() else 'float32'}"
+max_tokens = 64
+dtype = "{"bfloat16" if fast_bfloat16() else "float32"}"
 
 [training]
 rounds = 3
-steps = 4
-batch_size = {min(32, size_class)}
+steps = 3
+batch_size = {min(24, size_class)}
+physical_batch = 8
 learning_rate = 2e-3
 
 [pool]
-size = {max(360, 6 * codes)}
+size = {max(300, 6 * codes)}
 max_new_tokens = 40
+temperature = 0.9
+top_p = 0.9
 batch_size = 48
 
 [corpus]
-size = {max(150, 2 * codes)}
+size = {max(120, 2 * codes)}
 
 [federation]
 expected_sites = {hospitals}

@@ -13,6 +13,7 @@ from typing import Literal
 
 from common.errors import FederationError, SiteConfigError, UserError
 from common.models.embedder import EMBEDDERS
+from common.models.location import check_base
 from common.site.check import SiteCheck, check_site
 from common.site.config import Site
 from common.site.plan import site_plan
@@ -69,14 +70,18 @@ def prepare(study_file: Path, sites_folder: Path, out: Path) -> Launch:
         raise SiteConfigError(f"{sites_folder}: two site files have the name {repeated[0]!r}; names must be distinct")
     for site in sites:
         check_study(site, study)
-        site_plan(study, site.tier, site.size_class)
     checks = [check_site(site, study) for site in sites]
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out}: the run folder isn't empty; name a new one with --out")
+    for site in sites:
+        # Last, since solving for the noise takes seconds: a promise that no noise keeps ends here, not at a hospital.
+        site_plan(study, site.tier, site.size_class)
     return Launch(study_file.resolve(), study, files, sites, checks, Workspace(out.resolve()))
 
 
-def execute(launch: Launch, engine: Engine, on_event: OnEvent, weak_environment: Path, strong_environment: Path) -> None:
+def execute(
+    launch: Launch, engine: Engine, on_event: OnEvent, weak_environment: Path, strong_environment: Path
+) -> None:
     """Run the study on this machine until its corpus is written.
 
     Parameters
@@ -95,9 +100,7 @@ def execute(launch: Launch, engine: Engine, on_event: OnEvent, weak_environment:
     launch.workspace.create()
     environments = {"weak": weak_environment, "strong": strong_environment}
     if engine == "simulation":
-        federation = LocalFederation.simulation(
-            launch.workspace.federation, len(launch.site_files)
-        )
+        federation = LocalFederation.simulation(launch.workspace.federation, len(launch.site_files))
     else:
         federation = LocalFederation.deployment(
             launch.workspace.federation,
@@ -148,9 +151,5 @@ def _require_running(federation: LocalFederation, run_id: str, workspace: Worksp
 
 def _check_models(study: Study) -> None:
     if study.voting.embedder.partition(":")[0] not in EMBEDDERS:
-        raise UserError(
-            f"voting.embedder is {study.voting.embedder!r}; one of {sorted(EMBEDDERS)} is accepted"
-        )
-    from common.models.generator import check_base
-
+        raise UserError(f"voting.embedder is {study.voting.embedder!r}; one of {sorted(EMBEDDERS)} is accepted")
     check_base(study.generator.base)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 STEP_SECONDS = 0.3
-"""Steps that follow faster than this are left out, the last one of a phase apart: a million texts are not a million lines."""
+"""Steps that follow faster than this are left out, the last of a phase apart: a file of events stays small."""
 
 PHASES = ("census", "training", "pool", "votes", "corpus")
 
 
 class Progress:
-    """Writes events: ``phase`` (started, with its total), ``step`` (done so far), ``note``, ``finished``, ``failed``."""
+    """Writes events: ``phase`` (started, its total), ``step`` (done so far), ``note``, ``finished``, ``failed``."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -43,7 +43,8 @@ def render_summary(summary: Summary, console: Console) -> None:
 def to_markdown(summary: Summary) -> str:
     """A page a person can read."""
     codes = [
-        f"| {_cell(c.label)} | {c.profile} | {c.wanted} | {c.made} | {c.chosen} | {c.fresh} | {c.repeated} | {c.candidates} |"
+        f"| {_cell(c.label)} | {c.profile} | {c.wanted} | {c.made} | {c.chosen} | {c.fresh} | {c.repeated} "
+        f"| {c.candidates} |"
         for c in summary.codes
     ]
     sites = [
@@ -97,7 +98,10 @@ def _code_table(summary: Summary) -> Table:
     for code in shown:
         table.add_row(
             Text(code.label),
-            *map(str, (code.profile, code.wanted, code.made, code.chosen, code.fresh + code.repeated, code.votes)),
+            *map(
+                str,
+                (code.profile, code.wanted, code.made, code.chosen, code.fresh + code.repeated, code.votes),
+            ),
         )
     if rest:
         table.add_row(
@@ -123,7 +127,12 @@ def _site_table(summary: Summary) -> Table:
         table.add_column(heading, justify="right" if heading in ("size class", "answers") else "left")
     for site in summary.sites:
         table.add_row(
-            Text(site.name), site.tier, str(site.size_class), str(site.answers), Text(site.outcome), _epsilon(site)
+            Text(site.name),
+            site.tier,
+            str(site.size_class),
+            str(site.answers),
+            Text(site.outcome),
+            _epsilon(site),
         )
     return table
 
@@ -138,8 +147,8 @@ def _largest(codes: Sequence[CodeSummary]) -> tuple[Sequence[CodeSummary], Seque
 def _promise(summary: Summary) -> str:
     return (
         f"Privacy: every site's releases together are (ε={summary.epsilon:.3g}, δ={summary.delta:g})-differentially "
-        f"private for adding or removing one {summary.unit}. This is the corpus' guarantee for a person whose documents "
-        "are at one site; for a person at several sites the guarantees add up."
+        f"private for adding or removing one {summary.unit}. This is the corpus' guarantee for a person whose "
+        "documents are at one site; for a person at several sites the guarantees add up."
     )
 
 

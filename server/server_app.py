@@ -1,8 +1,8 @@
 """The ServerApp: one Flower run, two strategies in sequence. `run_study` reads like the paper's drawing.
 
-    study -> census -> phase 1: LoRA DP-FedAvg (strong, R rounds) -> candidate pool
-                                                                          |
-    corpus <- aggregator <- phase 2: profile and vote (weak, ONE round) <-'
+study -> census -> phase 1: LoRA DP-FedAvg (strong, R rounds) -> candidate pool
+                                                                      |
+corpus <- aggregator <- phase 2: profile and vote (weak, ONE round) <-'
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ class Summary(_Frozen):
     study: str = Field(description="Name of the study.")
     study_sha256: str = Field(description="Hash of the study.")
     unit: str = Field(description="Privacy unit; adjacency is add/remove one unit.")
-    epsilon: float = Field(description="Largest joint epsilon of a site; holds for a person whose documents are at one site.")
+    epsilon: float = Field(
+        description="Largest joint epsilon of a site; holds for a person whose documents are at one site."
+    )
     delta: float = Field(description="Joint delta.")
     neighbours: int = Field(description="K, votes per unit.")
     selection: str = Field(description="Selection rule.")
@@ -144,12 +146,12 @@ def _site(study: Study, site: SiteRecord) -> SiteSummary:
 
 
 def _codes(study: Study, pool: CandidatePool, votes: Ballots, corpus: AssembledCorpus) -> tuple[CodeSummary, ...]:
-    cast = sum(votes.ballots.values(), start=np.zeros(len(pool), dtype=np.int64))
+    cast = np.sum([np.zeros(len(pool), dtype=np.int64), *votes.ballots.values()], axis=0)
     per_origin = {
         origin: np.bincount([t.code for t in corpus.texts if t.origin == origin], minlength=len(study.codes))
         for origin in ("candidate", "top-up", "repeat")
     }
-    made = sum(per_origin.values())
+    made = np.sum(list(per_origin.values()), axis=0)
     return tuple(
         CodeSummary(
             label=study.codes.label(code),

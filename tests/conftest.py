@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.tiny_model import make_tiny_model
+
+# The tiny models are faster on one thread, and pytest shares the machine with the processes it starts.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

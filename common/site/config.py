@@ -28,10 +28,12 @@ class DocumentsFile(_Section):
         default_factory=dict, description="Attribute name -> column name, where they differ."
     )
     patient_column: str | None = Field(
-        default=None, description="Column that names the patient; needed for studies whose unit is the patient."
+        default=None,
+        description="Column that names the patient; needed for studies whose unit is the patient.",
     )
     on_malformed: Literal["skip", "stop"] = Field(
-        default="skip", description="What a malformed row does: 'skip' leaves the row out and reports it, 'stop' ends."
+        default="skip",
+        description="What a malformed row does: 'skip' leaves the row out and reports it, 'stop' ends.",
     )
 
     def column_of(self, attribute: str) -> str:
@@ -51,7 +53,8 @@ class Policy(_Section):
         default=("record", "patient"), description="Privacy units this hospital accepts."
     )
     allowed_studies: tuple[str, ...] | Literal["any"] = Field(
-        default="any", description="SHA-256 of the studies this hospital has agreed to, or 'any' within the caps."
+        default="any",
+        description="SHA-256 of the studies this hospital has agreed to, or 'any' within the caps.",
     )
 
 

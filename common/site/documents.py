@@ -301,8 +301,7 @@ def _rows(path: Path, columns: _Columns) -> Iterator[_Row | Problem]:
         raise DataError(f"{path}: can't be read: permission denied") from None
     except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, OverflowError) as cause:
         raise DataError(
-            f"{path}: can't be read as {suffix}: the file is damaged or of another format "
-            f"({type(cause).__name__})"
+            f"{path}: can't be read as {suffix}: the file is damaged or of another format ({type(cause).__name__})"
         ) from None
 
 
@@ -484,16 +483,10 @@ def _require(path: Path, there: Sequence[str], columns: _Columns) -> None:
     count = Counter(there)
     for column, fix in columns.items():
         if count[column] > 1:
-            raise DataError(
-                f"{path}: column {column!r} is there {count[column]} times; column names must be distinct"
-            )
+            raise DataError(f"{path}: column {column!r} is there {count[column]} times; column names must be distinct")
         if not count[column]:
-            names = ", ".join(map(repr, there[:20])) + (
-                f" and {len(there) - 20} more" if len(there) > 20 else ""
-            )
-            raise DataError(
-                f"{path}: column {column!r} is missing; the file has {names or 'no columns'}; {fix}"
-            )
+            names = ", ".join(map(repr, there[:20])) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
+            raise DataError(f"{path}: column {column!r} is missing; the file has {names or 'no columns'}; {fix}")
 
 
 def _check_file(path: Path) -> None:

@@ -16,6 +16,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from common.errors import ConflictError, LedgerError, PolicyRefusal
 from common.privacy.accounting import PrivacyPlan, describe
@@ -74,8 +75,8 @@ class Ledger:
 
     def spent(self) -> tuple[float, float]:
         """(epsilon, delta) charged so far, over all runs, added up."""
-        row = self._one("SELECT COALESCE(SUM(epsilon), 0), COALESCE(SUM(delta), 0) FROM reservation")
-        return float(row[0]), float(row[1])
+        charges = self._all("SELECT epsilon, delta FROM reservation")
+        return sum(float(epsilon) for epsilon, _ in charges), sum(float(delta) for _, delta in charges)
 
     def stored(self, study: str, run: str, key: str, digest: str) -> bytes | None:
         """The bytes that answered this request before, or None.
@@ -90,8 +91,8 @@ class Ledger:
             return None
         if row[0] != digest:
             raise ConflictError(
-                f"{self._path}: {key!r} of run {run!r} was answered for a question with digest {row[0][:12]}…; this one "
-                f"has {digest[:12]}…, and an answer is given once"
+                f"{self._path}: {key!r} of run {run!r} was answered for a question with digest {row[0][:12]}…; this "
+                f"one has {digest[:12]}…, and an answer is given once"
             )
         return bytes(row[1])
 
@@ -99,9 +100,7 @@ class Ledger:
         """True if the run's plan hasn't given out ``part`` yet."""
         return self._one("SELECT 1 FROM spent_part WHERE study=? AND run=? AND part=?", study, run, part) is None
 
-    def reserve(
-        self, study: str, run: str, tier: str, plan: PrivacyPlan, parts: Sequence[str], policy: Policy
-    ) -> None:
+    def reserve(self, study: str, run: str, tier: str, plan: PrivacyPlan, parts: Sequence[str], policy: Policy) -> None:
         """Charge a run's whole plan, durably, before its first release; a no-op for a run that is charged already.
 
         Raises
@@ -160,13 +159,12 @@ class Ledger:
             At the first row that was changed, or whose predecessor is missing.
         """
         reservations = self._all(
-            "SELECT study, run, tier, epsilon, delta, mechanisms, parts, previous, hash FROM reservation ORDER BY sequence"
+            "SELECT study, run, tier, epsilon, delta, mechanisms, parts, previous, hash FROM reservation "
+            "ORDER BY sequence"
         )
         _follow(self._path, "reservation", ((row[:-2], row[-2], row[-1]) for row in reservations))
         releases = self._all("SELECT study, run, key, digest, blob, previous, hash FROM release ORDER BY sequence")
-        _follow(
-            self._path, "release", (((*row[:4], _sha256(bytes(row[4]))), row[5], row[6]) for row in releases)
-        )
+        _follow(self._path, "release", (((*row[:4], _sha256(bytes(row[4]))), row[5], row[6]) for row in releases))
 
     def _head(self, table: str) -> str:
         row = self._one(f"SELECT hash FROM {table} ORDER BY sequence DESC LIMIT 1")
@@ -185,11 +183,11 @@ class Ledger:
         except sqlite3.Error as cause:
             raise LedgerError(f"{self._path}: the ledger refused a write: {cause}") from cause
 
-    def _one(self, query: str, *values: object) -> tuple[object, ...] | None:
+    def _one(self, query: str, *values: object) -> tuple[Any, ...] | None:
         rows = self._all(query, *values)
         return rows[0] if rows else None
 
-    def _all(self, query: str, *values: object) -> list[tuple[object, ...]]:
+    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         try:
             return self._database.execute(query, values).fetchall()
         except sqlite3.Error as cause:

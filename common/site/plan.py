@@ -67,6 +67,4 @@ def _strong(
 
 @lru_cache(maxsize=64)
 def _weak(epsilon: float, delta: float, votes: int, profile_share: float, codes_per_unit: int) -> WeakPlan:
-    return plan_weak(
-        epsilon, delta, votes_per_unit=votes, profile_share=profile_share, codes_per_unit=codes_per_unit
-    )
+    return plan_weak(epsilon, delta, votes_per_unit=votes, profile_share=profile_share, codes_per_unit=codes_per_unit)

@@ -49,7 +49,13 @@ class LoraDpFedAvg(Strategy):
     """FedAvg over the strong sites of a roster; a site that fails costs its contribution, not the run."""
 
     def __init__(
-        self, study: Study, run_id: str, roster: Roster, frozen_sha256: str, progress: Progress, checkpoint: Checkpoint
+        self,
+        study: Study,
+        run_id: str,
+        roster: Roster,
+        frozen_sha256: str,
+        progress: Progress,
+        checkpoint: Checkpoint,
     ) -> None:
         self._study = study
         self._run_id = run_id
@@ -161,7 +167,9 @@ class LoraDpFedAvg(Strategy):
         if len(adapters) >= needed:
             return
         states = ", ".join(f"{site.name} ({site.outcome})" for site in self._sites.values())
-        raise QuorumError(f"round {server_round}: {len(adapters)} strong sites answered, the study needs {needed}: {states}")
+        raise QuorumError(
+            f"round {server_round}: {len(adapters)} strong sites answered, the study needs {needed}: {states}"
+        )
 
     def _mean(self, adapters: Mapping[str, Adapter]) -> Adapter:
         weights = np.array([self._weight(name) for name in adapters], dtype=np.float64)

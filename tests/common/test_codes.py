@@ -16,9 +16,7 @@ NAMES = st.text("abcde", min_size=1, max_size=3)
 GRIDS = st.lists(
     st.tuples(
         NAMES,
-        st.lists(
-            st.text("uvwxyz ", min_size=1).map(str.strip).filter(bool), min_size=1, max_size=4, unique=True
-        ),
+        st.lists(st.text("uvwxyz ", min_size=1).map(str.strip).filter(bool), min_size=1, max_size=4, unique=True),
     ),
     min_size=1,
     max_size=3,

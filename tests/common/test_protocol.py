@@ -118,9 +118,7 @@ def test_train_request_comes_back_as_it_was_sent() -> None:
 @given(st.lists(st.tuples(st.text(st.characters(), max_size=20), st.integers(0, 1)), max_size=8))
 def test_vote_request_comes_back_as_it_was_sent(candidates: list[tuple[str, int]]) -> None:
     texts = tuple(text for text, _ in candidates)
-    request = VoteRequest(
-        STUDY, "run-1", CandidatePool(texts, np.array([c for _, c in candidates], dtype=np.int32))
-    )
+    request = VoteRequest(STUDY, "run-1", CandidatePool(texts, np.array([c for _, c in candidates], dtype=np.int32)))
     again = VoteRequest.from_records(sent(request.to_records()))
     assert again.pool.texts == texts
     assert again.pool.codes.tolist() == request.pool.codes.tolist()
@@ -202,9 +200,7 @@ def test_name_of_a_weight_cannot_pass_for_its_shape_or_values() -> None:
         "w": np.frombuffer(b"(3,)", dtype="<f4"),
         "xabc": np.zeros(1, dtype=np.float32),
     }
-    unframed = [
-        b"".join(f"{n}{a[n].shape}".encode() + a[n].tobytes() for n in sorted(a)) for a in (one, other)
-    ]
+    unframed = [b"".join(f"{n}{a[n].shape}".encode() + a[n].tobytes() for n in sorted(a)) for a in (one, other)]
     assert unframed[0] == unframed[1]
     assert adapter_bytes(one) != adapter_bytes(other)
 
@@ -255,9 +251,7 @@ def test_missing_record_is_a_protocol_error(kind: str) -> None:
         with pytest.raises(ProtocolError):
             DECODERS[kind](RecordDict({other: complete[other] for other in complete if other != name}))
     with pytest.raises(ProtocolError):
-        DECODERS[kind](
-            RecordDict({name: ConfigRecord({"protocol": 2}) for name in ("release", "request", "reply")})
-        )
+        DECODERS[kind](RecordDict({name: ConfigRecord({"protocol": 2}) for name in ("release", "request", "reply")}))
 
 
 @pytest.mark.parametrize(
@@ -388,9 +382,7 @@ def test_hostile_bytes_are_a_protocol_error_and_are_never_unpickled(data: bytes)
 
 def test_array_of_an_unknown_serialisation_is_a_protocol_error() -> None:
     records = TRAIN.to_records()
-    records["adapter"] = ArrayRecord(
-        {"x": Array(dtype="float32", shape=(1,), stype="torch", data=npy(np.zeros(1)))}
-    )
+    records["adapter"] = ArrayRecord({"x": Array(dtype="float32", shape=(1,), stype="torch", data=npy(np.zeros(1)))})
     with pytest.raises(ProtocolError):
         TrainRequest.from_records(records)
 
@@ -407,9 +399,7 @@ SCALARS = st.one_of(
 )
 HEAD_KEYS = ["protocol", "study", "run-id", "round", "frozen-sha256", "tier", "name", "size-class", "refusal"]
 CONFIGS = st.dictionaries(st.sampled_from(HEAD_KEYS), SCALARS).map(
-    lambda values: ConfigRecord(
-        {"protocol": PROTOCOL_VERSION, "study": STUDY.canonical, "run-id": "r"} | values
-    )
+    lambda values: ConfigRecord({"protocol": PROTOCOL_VERSION, "study": STUDY.canonical, "run-id": "r"} | values)
 )
 ARRAYS = st.builds(
     lambda data, stype: Array(dtype="uint8", shape=(1,), stype=stype, data=data),
@@ -420,9 +410,7 @@ ARRAYS = st.builds(
     ),
     st.sampled_from(["numpy.ndarray", "numpy.ndarray", "other"]),
 )
-ARRAY_RECORDS = st.dictionaries(st.sampled_from(["texts", "codes", "bytes", "layer.a"]), ARRAYS).map(
-    ArrayRecord
-)
+ARRAY_RECORDS = st.dictionaries(st.sampled_from(["texts", "codes", "bytes", "layer.a"]), ARRAYS).map(ArrayRecord)
 RECORDS = st.dictionaries(
     st.sampled_from(["request", "reply", "adapter", "pool", "release"]), CONFIGS | ARRAY_RECORDS, max_size=5
 ).map(RecordDict)
@@ -437,9 +425,7 @@ def test_whatever_arrives_is_decoded_or_a_protocol_error(records: RecordDict, ki
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(VALID)), st.integers(0, 10**6), st.integers(1, 255))
-def test_one_changed_byte_of_an_array_is_decoded_or_a_protocol_error(
-    kind: str, place: int, flip: int
-) -> None:
+def test_one_changed_byte_of_an_array_is_decoded_or_a_protocol_error(kind: str, place: int, flip: int) -> None:
     records = VALID[kind]()
     for record in records.array_records.values():
         for name, array in record.items():

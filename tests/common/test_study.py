@@ -156,9 +156,7 @@ def test_hash_does_not_depend_on_the_order_of_keys(random: Any) -> None:
     st.integers(6, 10**6),
     st.sampled_from(["auto", 3]),
 )
-def test_hash_survives_the_wire(
-    epsilon: float, delta: float, preamble: str, size: int, neighbours: Any
-) -> None:
+def test_hash_survives_the_wire(epsilon: float, delta: float, preamble: str, size: int, neighbours: Any) -> None:
     plan = minimal() | {
         "privacy": {"epsilon": epsilon, "delta": delta},
         "pool": {"size": size},
@@ -174,16 +172,11 @@ def test_hash_is_the_same_for_a_default_left_out_and_written_out() -> None:
     study = Study.model_validate(minimal())
     explicit = minimal() | {"training": {"rounds": study.training.rounds}, "pool": study.pool.model_dump()}
     assert Study.model_validate(explicit).sha256 == study.sha256
-    assert (
-        Study.model_validate(minimal() | {"privacy": {"epsilon": 4.0, "delta": 0.00001}}).sha256
-        == study.sha256
-    )
+    assert Study.model_validate(minimal() | {"privacy": {"epsilon": 4.0, "delta": 0.00001}}).sha256 == study.sha256
 
 
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    items = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    )
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if items is None:
         return [path]
     return [leaf for key, item in items for leaf in leaves(item, (*path, key))]

@@ -79,7 +79,13 @@ def test_opacus_prv_agrees() -> None:
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "name"),
-    [(0.0, 1e-4, "epsilon"), (-1.0, 1e-4, "epsilon"), (math.inf, 1e-4, "epsilon"), (1.0, 0.0, "delta"), (1.0, 1.0, "delta")],
+    [
+        (0.0, 1e-4, "epsilon"),
+        (-1.0, 1e-4, "epsilon"),
+        (math.inf, 1e-4, "epsilon"),
+        (1.0, 0.0, "delta"),
+        (1.0, 1.0, "delta"),
+    ],
 )
 def test_a_promise_without_meaning_is_refused_by_name(epsilon: float, delta: float, name: str) -> None:
     with pytest.raises(PrivacyError, match=f"{name} is .* accepted"):

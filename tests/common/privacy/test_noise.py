@@ -19,9 +19,7 @@ STANDARD_ERROR = 1 / np.sqrt(2 * DIMENSION)
 
 
 def _lattice(noise_multiplier: float = 1.0, clip: float = 1.0, dimension: int = DIMENSION) -> LatticeGaussian:
-    return LatticeGaussian(
-        dimension, max_grad_norm=clip, noise_multiplier=noise_multiplier, randomness=Csprng()
-    )
+    return LatticeGaussian(dimension, max_grad_norm=clip, noise_multiplier=noise_multiplier, randomness=Csprng())
 
 
 def _scale_is_right(values: np.ndarray, scale: float) -> bool:
@@ -132,7 +130,7 @@ def test_poisson_sampling_has_the_planned_rate_and_varies_in_size() -> None:
     assert abs(np.mean(sizes) - 1000) < 5 * 30 / np.sqrt(200)
     assert 20 < np.std(sizes) < 42, "shuffled batches of fixed size would have no spread"
     assert generator.poisson_sample(10, 1.0).tolist() == list(range(10))
-    with pytest.raises(PrivacyError, match="sample_rate is 1.5"):
+    with pytest.raises(PrivacyError, match=r"sample_rate is 1\.5"):
         generator.poisson_sample(10, 1.5)
 
 

@@ -33,9 +33,7 @@ def study(unit: str = "record", min_documents: int = 10) -> Study:
     )
 
 
-def site(
-    folder: Path, rows: list[dict[str, Any]], size_class: int = 10, tier: str = "weak", **more: Any
-) -> Site:
+def site(folder: Path, rows: list[dict[str, Any]], size_class: int = 10, tier: str = "weak", **more: Any) -> Site:
     path = folder / "documents.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return Site.model_validate(
@@ -95,9 +93,7 @@ def test_no_usable_document_says_where_the_rows_went(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         check_site(site(tmp_path, [*useless, {"text": "A", "topic": ""}]), study())
     sentence = str(caught.value)
-    assert (
-        "3 rows have values that it doesn't declare, 3 are malformed (mostly: the text is empty)" in sentence
-    )
+    assert "3 rows have values that it doesn't declare, 3 are malformed (mostly: the text is empty)" in sentence
 
 
 def test_unreadable_documents_are_refused(tmp_path: Path) -> None:
@@ -111,9 +107,7 @@ def test_strong_site_needs_every_training_library(tmp_path: Path, monkeypatch: p
     assert isinstance(check_site(site(tmp_path, rows(12), tier="strong"), study()), SiteCheck)
     for name in STRONG_LIBRARIES:
         _install_only(monkeypatch, {other: spec for other, spec in present.items() if other != name})
-        with pytest.raises(
-            MissingExtraError, match=rf'{name} can\'t be found; pip install "fedcorpus\[strong\]"'
-        ):
+        with pytest.raises(MissingExtraError, match=rf'{name} can\'t be found; pip install "fedcorpus\[strong\]"'):
             check_site(site(tmp_path, rows(12), tier="strong"), study())
 
 

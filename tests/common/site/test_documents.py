@@ -203,9 +203,7 @@ def test_two_spellings_of_one_patient_in_a_csv_are_one_unit(tmp_path: Path) -> N
 
 
 def test_types_may_mix_in_json_lines(tmp_path: Path) -> None:
-    rows = [
-        {"text": "A", "topic": "Food", "stars": s, "patient": p} for s, p in ((4, 1), ("4", "1"), (4.0, 1.0))
-    ]
+    rows = [{"text": "A", "topic": "Food", "stars": s, "patient": p} for s, p in ((4, 1), ("4", "1"), (4.0, 1.0))]
     documents = Documents.load(site(written(tmp_path, ".jsonl", rows)), study("patient"))
     assert documents.codes.tolist() == [3, 3, 3]
     assert documents.units.tolist() == [0, 0, 0]
@@ -398,9 +396,7 @@ def test_missing_column_names_the_file_what_is_there_and_the_fix(
 
 
 def test_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    assert "'text' is there 2 times" in error_of(
-        raw(tmp_path, "d.csv", b"text,topic,stars,text\nA,Food,4,B\n")
-    )
+    assert "'text' is there 2 times" in error_of(raw(tmp_path, "d.csv", b"text,topic,stars,text\nA,Food,4,B\n"))
     table = pa.table([["A"], ["B"], ["Food"], [4]], names=["text", "text", "topic", "stars"])
     pq.write_table(table, tmp_path / "d.parquet")
     assert "'text' is there 2 times" in error_of(tmp_path / "d.parquet")
@@ -494,9 +490,7 @@ def test_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.M
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=120), st.sampled_from(SUFFIXES), st.booleans())
-def test_any_bytes_give_documents_or_a_data_error(
-    tmp_path: Path, data: bytes, suffix: str, headed: bool
-) -> None:
+def test_any_bytes_give_documents_or_a_data_error(tmp_path: Path, data: bytes, suffix: str, headed: bool) -> None:
     data = HEADER + data if headed else data
     path = raw(tmp_path, f"d{suffix}", gzip.compress(data) if suffix.endswith(".gz") else data)
     with contextlib.suppress(DataError):
@@ -535,9 +529,7 @@ def test_as_text_has_one_spelling_for_one_value() -> None:
 def test_read_columns_gives_texts_of_readable_rows(tmp_path: Path) -> None:
     path = raw(tmp_path, "d.csv", b"text,stars,x\nA, 4 ,1\nshort\nB,,1\n")
     assert read_columns(path, ["stars", "text"]) == [{"stars": "4", "text": "A"}, {"stars": "", "text": "B"}]
-    with pytest.raises(
-        DataError, match="column 'topic' is missing; the file has 'text', 'stars', 'x'; name one"
-    ):
+    with pytest.raises(DataError, match="column 'topic' is missing; the file has 'text', 'stars', 'x'; name one"):
         read_columns(path, ["topic"])
 
 

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import BudgetExceededError, ConflictError, LedgerError, PolicyRefusal, WireCode, WrongTierError
+from common.errors import (
+    BudgetExceededError,
+    ConflictError,
+    LedgerError,
+    PolicyRefusal,
+    WireCode,
+    WrongTierError,
+)
 from common.privacy.accounting import PrivacyPlan
 from common.privacy.noise import discrete_gaussian
 from common.privacy.values import ExactCounts, Noised
@@ -158,7 +165,7 @@ def test_only_noised_values_pass(tmp_path: Path) -> None:
 
 
 def test_a_release_is_made_by_the_door_only() -> None:
-    with pytest.raises(PolicyRefusal, match="only Door.release"):
+    with pytest.raises(PolicyRefusal, match="only Door"):
         Release(b"exact", door=object())
 
 

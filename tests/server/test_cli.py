@@ -1,0 +1,177 @@
+"""The command line: bad input of every kind gets one plain sentence and exit code 2 before anything is spent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hospitals import rows, small_study, write_site, write_study
+
+FEDCORPUS = str(Path(sys.executable).parent / "fedcorpus")
+
+
+def _fedcorpus(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [FEDCORPUS, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.fixture
+def good(tmp_path: Path, tiny_model: Path) -> Path:
+    """A folder with a study and four sites that would run."""
+    write_study(tmp_path, small_study(tiny_model))
+    for number, (name, tier) in enumerate([("north", "strong"), ("south", "strong"), ("east", "weak")]):
+        write_site(tmp_path, name, tier, rows(40, number * 40))
+    return tmp_path
+
+
+def _edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+CASES: dict[str, tuple[Any, list[str]]] = {
+    "unknown key in a study": (
+        lambda d: _edit(d / "study.toml", "[pool]", "[pool]\nsiez = 3"), ["study.toml", "pool.siez", "unknown key"]
+    ),
+    "a code with no values": (
+        lambda d: _edit(d / "study.toml", '["staff", "parking"]', "[]"), ["codes.attributes.0.values", "no values"]
+    ),
+    "epsilon of zero": (
+        lambda d: _edit(d / "study.toml", "epsilon = 8.0", "epsilon = 0"), ["privacy.epsilon", "0", "greater than 0"]
+    ),
+    "a negative epsilon": (
+        lambda d: _edit(d / "study.toml", "epsilon = 8.0", "epsilon = -1.5"), ["privacy.epsilon", "-1.5"]
+    ),
+    "a study that isn't TOML": (lambda d: (d / "study.toml").write_text("name = ["), ["study.toml", "not valid TOML"]),
+    "no study": (lambda d: (d / "study.toml").unlink(), ["study.toml", "no such file"]),
+    "a missing column": (
+        lambda d: _edit(d / "sites" / "east.toml", "[documents]", '[documents]\ntext_column = "note"'),
+        ["documents.parquet", "'note'", "'text'"],
+    ),
+    "an empty file": (
+        lambda d: (d / "hospitals" / "east" / "documents.parquet").write_bytes(b""), ["documents.parquet", "empty"]
+    ),
+    "too few documents": (
+        lambda d: _edit(d / "study.toml", "min_documents = 20", "min_documents = 50")
+        or [_edit(f, "size_class = 20", "size_class = 50") for f in (d / "sites").glob("*.toml")],
+        ["40", "50"],
+    ),
+    "a size class that isn't true": (
+        lambda d: _edit(d / "sites" / "east.toml", "size_class = 20", "size_class = 41"), ["'east'", "41", "40"]
+    ),
+    "a model folder that isn't there": (
+        lambda d: _edit(d / "study.toml", json.dumps(_base(d)), '"/nowhere/model"'),
+        ["generator.base", "/nowhere/model"],
+    ),
+    "a folder that isn't a model": (
+        lambda d: _edit(d / "study.toml", json.dumps(_base(d)), json.dumps(str(d / "sites"))),
+        ["generator.base", "config.json"],
+    ),
+    "a model package that isn't installed": (
+        lambda d: _edit(d / "study.toml", json.dumps(_base(d)), '"package:no-such-model"'),
+        ["no-such-model", "pip install"],
+    ),
+    "an unknown embedder": (
+        lambda d: _edit(d / "study.toml", "[pool]", '[voting]\nembedder = "word2vec"\n[pool]'),
+        ["word2vec", "wordllama"],
+    ),
+    "no policy": (
+        lambda d: _edit(d / "sites" / "east.toml", "[policy]\nmax_epsilon = 20.0\nmax_delta = 1e-3", ""),
+        ["policy", "missing"],
+    ),
+    "a relative path": (
+        lambda d: _edit(d / "sites" / "east.toml", f'state = "{d}/', 'state = "'), ["state", "absolute"]
+    ),
+    "two sites of one name": (
+        lambda d: _edit(d / "sites" / "east.toml", 'name = "east"', 'name = "north"'), ["'north'", "distinct"]
+    ),
+    "no sites": (lambda d: [f.unlink() for f in (d / "sites").glob("*.toml")], ["sites", "no site files"]),
+}  # fmt: skip
+
+
+def _base(folder: Path) -> str:
+    for line in (folder / "study.toml").read_text().splitlines():
+        if line.startswith("base = "):
+            return str(json.loads(line.removeprefix("base = ")))
+    raise AssertionError
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_one_sentence_and_exit_code_2_before_anything_is_made(good: Path, case: str) -> None:
+    spoil, expected = CASES[case]
+    spoil(good)
+    result = _fedcorpus("simulate", "study.toml", "--sites", "sites", "--out", "run", cwd=good)
+    assert result.returncode == 2, result.stdout + result.stderr
+    said = " ".join(result.stderr.split())
+    assert all(word in said for word in expected), said
+    assert "Traceback" not in result.stderr
+    assert not (good / "run").exists(), "nothing half-written is left"
+    assert not list(good.rglob("ledger*"))
+
+
+def test_a_refusing_policy_is_exit_code_4_for_budget(good: Path) -> None:
+    _edit(good / "sites" / "east.toml", "max_epsilon = 20.0", "max_epsilon = 2.0")
+    result = _fedcorpus("simulate", "study.toml", "--out", "run", cwd=good)
+    assert result.returncode == 4
+    assert "asks for epsilon 8" in " ".join(result.stderr.split())
+
+
+def test_a_refusing_policy_is_exit_code_3(good: Path) -> None:
+    _edit(good / "sites" / "east.toml", "[policy]", '[policy]\nallowed_units = ["patient"]')
+    assert _fedcorpus("simulate", "study.toml", "--out", "run", cwd=good).returncode == 3
+
+
+def test_a_run_folder_that_holds_something_is_left_alone(good: Path) -> None:
+    (good / "run").mkdir()
+    (good / "run" / "precious").write_text("x")
+    result = _fedcorpus("simulate", "study.toml", "--out", "run", cwd=good)
+    assert result.returncode == 2
+    assert (good / "run" / "precious").read_text() == "x"
+
+
+def test_a_weak_environment_without_flower_is_refused(good: Path) -> None:
+    result = _fedcorpus("up", "study.toml", "--out", "run", "--weak-env", "sites", cwd=good)
+    assert result.returncode == 2
+    assert "flower-supernode" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--site-column", "hospital"], "--data"),
+        (["--data", "x.csv"], "--site-column"),
+        (["--data", "missing.csv", "--site-column", "a", "--code-column", "b"], "missing.csv"),
+        (["--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_the_demo_refuses_options_that_do_not_fit(tmp_path: Path, options: list[str], expected: str) -> None:
+    result = _fedcorpus("demo", "--out", "demo", *options, cwd=tmp_path)
+    assert result.returncode == 2
+    assert expected in result.stderr
+    assert not (tmp_path / "demo").exists()
+
+
+def test_plan_says_what_a_study_costs(good: Path) -> None:
+    result = _fedcorpus("plan", "study.toml", "--json", cwd=good)
+    assert result.returncode == 0
+    releases = json.loads(result.stdout)["releases"]
+    assert [r["tier"] for r in releases] == ["strong", "strong", "weak", "weak"]
+    assert all(7.5 < r["joint_epsilon"] <= 8 for r in releases)
+
+
+def test_site_check_tells_the_operator(good: Path) -> None:
+    result = _fedcorpus("site", "check", "sites/east.toml", "--study", "study.toml", cwd=good)
+    assert result.returncode == 0
+    assert "40 documents of 40 units" in " ".join(result.stdout.split())
+
+
+def test_help_shows_every_command(tmp_path: Path) -> None:
+    result = _fedcorpus("--help", cwd=tmp_path)
+    assert all(command in result.stdout for command in ("demo", "simulate", "up", "plan", "site"))

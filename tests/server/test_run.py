@@ -1,0 +1,288 @@
+"""The whole algorithm in one process: real ServerApp, real ClientApps, real wire format, tiny model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message
+
+from common.client_app import app as client_app
+from common.errors import QuorumError
+from common.models.generator import Generator
+from common.protocol import PROFILE_AND_VOTE, TRAIN, pack_release, release_records
+from common.site.config import Site
+from common.site.ledger import Ledger
+from server.aggregate import quotas
+from server.corpus import read_corpus, read_pool, read_profiles
+from server.server_app import Run, open_run, run_study
+from server.summary import read_summary
+from tests.hospitals import rows, small_study, write_site, write_study
+from tests.in_process import InProcessGrid
+
+TIERS = {1: ("north", "strong"), 2: ("south", "strong"), 3: ("east", "weak"), 4: ("west", "weak")}
+
+
+def _hospitals(folder: Path, **extra: str) -> dict[int, Path]:
+    return {
+        node: write_site(folder, name, tier, rows(40, 40 * node), extra.get(name, ""))
+        for node, (name, tier) in TIERS.items()
+    }
+
+
+def _run(folder: Path, base: Path, grid: InProcessGrid, **changes: Mapping[str, Any]) -> Run:
+    run = open_run(str(write_study(folder, small_study(base, **changes))), str(folder / "run"))
+    run_study(grid, run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Run, InProcessGrid, dict[int, Path]]:
+    folder = tmp_path_factory.mktemp("finished")
+    sites = _hospitals(folder)
+    grid = InProcessGrid(sites)
+    return _run(folder, tiny_model, grid), grid, sites
+
+
+def test_code_proportions_equal_the_summed_noisy_profiles_to_rounding(finished: Any) -> None:
+    run, _, _ = finished
+    texts = read_corpus(run.workspace, run.study.codes)
+    made = np.bincount([text.code for text in texts], minlength=len(run.study.codes))
+    profile = np.sum(list(read_profiles(run.workspace.profiles).values()), axis=0)
+    assert made.tolist() == quotas(profile, run.study.corpus.size).tolist()
+    assert len(texts) == run.study.corpus.size
+    exact = np.maximum(profile, 0) / np.maximum(profile, 0).sum() * run.study.corpus.size
+    assert np.abs(made - exact).max() < 1
+
+
+def test_every_text_is_a_candidate_or_a_top_up_of_its_code(finished: Any) -> None:
+    run, _, _ = finished
+    pool = read_pool(run.workspace.pool)
+    candidates = set(zip(pool.texts, pool.codes.tolist(), strict=True))
+    origins = Counter()
+    for text in read_corpus(run.workspace, run.study.codes):
+        origins[text.origin] += 1
+        assert ((text.text, text.code) in candidates) == (text.origin == "candidate")
+    assert origins["candidate"] > 0
+    assert origins["repeat"] == 0
+
+
+def test_every_site_gets_one_question_per_round_and_weak_sites_just_one(finished: Any) -> None:
+    run, grid, _ = finished
+    asked = Counter((m.metadata.dst_node_id, m.metadata.message_type) for m in grid.sent)
+    for node, (_, tier) in TIERS.items():
+        assert asked[node, TRAIN] == (run.study.training.rounds if tier == "strong" else 0)
+        assert asked[node, PROFILE_AND_VOTE] == (1 if tier == "weak" else 0)
+    votes = [m for m in grid.received if m.metadata.message_type == PROFILE_AND_VOTE]
+    assert len(votes) == 2
+    assert all(set(m.content) == {"release"} for m in votes), "profile and ballot in one message"
+
+
+def test_only_the_adapter_travels_in_phase_1(finished: Any) -> None:
+    run, grid, _ = finished
+    generator = Generator(run.study.generator)
+    for message in grid.sent:
+        if message.metadata.message_type == TRAIN:
+            assert set(message.content["adapter"]) == set(generator.trained)
+            assert all("lora_B" in name for name in message.content["adapter"])
+
+
+def test_each_site_was_charged_once_and_at_most_the_studys_promise(finished: Any) -> None:
+    run, _, sites = finished
+    for file in sites.values():
+        epsilon, delta = Ledger(Site.load(file).ledger_path).spent()
+        assert 0.95 * run.study.privacy.epsilon < epsilon <= run.study.privacy.epsilon
+        assert delta == run.study.privacy.delta
+    summary = read_summary(run.workspace)
+    assert summary.epsilon <= run.study.privacy.epsilon
+    assert {s.outcome for s in summary.sites} == {"answered"}
+
+
+def test_the_adapter_moved_is_finite_and_reloads_with_equal_logits_in_a_fresh_process(finished: Any) -> None:
+    run, _, _ = finished
+    code = (
+        "import sys, torch\nfrom common.models.generator import load_saved\nfrom pathlib import Path\n"
+        "model = load_saved(sys.argv[1], Path(sys.argv[2])).eval()\n"
+        "with torch.no_grad(): logits = model(input_ids=torch.arange(1, 20)[None]).logits\n"
+        "torch.save({'logits': logits, 'moved': max(p.abs().max().item() for n, p in model.named_parameters() "
+        "if 'lora_B' in n)}, sys.argv[3])\n"
+    )
+    arguments = [run.study.generator.base, str(run.workspace.adapter)]
+    results = []
+    import torch
+
+    for name in ("one", "two"):
+        out = run.workspace.root / f"{name}.pt"
+        subprocess.run([sys.executable, "-c", code, *arguments, str(out)], check=True, capture_output=True)
+        results.append(torch.load(out))
+    in_memory = Generator(run.study.generator)
+    untrained = in_memory.model.eval()(input_ids=torch.arange(1, 20)[None]).logits
+    from safetensors.torch import load_file
+
+    weights = load_file(run.workspace.adapter / "adapter_model.safetensors")
+    trained = {name.replace(".weight", ".default.weight"): w.numpy() for name, w in weights.items() if "lora_B" in name}
+    in_memory.load_adapter(trained)
+    expected = in_memory.model.eval()(input_ids=torch.arange(1, 20)[None]).logits
+    assert all(torch.isfinite(w).all() for w in weights.values())
+    assert results[0]["moved"] > 0
+    assert torch.equal(results[0]["logits"], results[1]["logits"])
+    assert torch.allclose(results[0]["logits"], expected, atol=1e-6)
+    assert not torch.allclose(expected, untrained, atol=1e-6)
+
+
+def test_nothing_of_any_document_is_in_the_run_folder_or_on_the_wire(finished: Any) -> None:
+    run, grid, sites = finished
+    secrets = [row["text"].encode() for node in TIERS for row in rows(40, 40 * node)]
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    traffic = b"".join(o.deflate() for m in grid.received for o in get_all_nested_objects(m).values())
+    kept = b"".join(p.read_bytes() for p in run.workspace.root.rglob("*") if p.is_file())
+    ledgers = b"".join(p.read_bytes() for f in sites.values() for p in Site.load(f).state.iterdir())
+    for where in (traffic, kept, ledgers):
+        assert not any(secret in where for secret in secrets)
+
+
+def test_a_lost_site_costs_its_contribution_and_is_named(tmp_path: Path, tiny_model: Path) -> None:
+    sites = _hospitals(tmp_path)
+    Site.load(sites[2]).documents.path.write_bytes(b"damaged")
+    grid = InProcessGrid(sites, offline={4: 99})
+    grid_census = grid._offline.pop(4)
+
+    def offline_after_census(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == PROFILE_AND_VOTE and context.node_id == 4:
+            grid._offline[4] = grid_census
+            return grid._reply(message)
+        return client_app(message, context)
+
+    grid._answer = offline_after_census
+    run = _run(tmp_path, tiny_model, grid)
+    outcomes = {site.name: site.outcome for site in read_summary(run.workspace).sites}
+    assert outcomes == {"north": "answered", "south": "DATA_UNUSABLE", "east": "answered", "west": "FLOWER_ERROR_5"}
+    assert set(read_profiles(run.workspace.profiles)) == {"north", "east"}
+    assert len(read_corpus(run.workspace, run.study.codes)) == run.study.corpus.size
+
+
+def test_a_site_that_comes_back_is_asked_again_and_charged_once(tmp_path: Path, tiny_model: Path) -> None:
+    """Its answer is lost on the way once; the second time the ledger gives the same bytes."""
+    sites = _hospitals(tmp_path)
+    lost: list[Message] = []
+
+    def lose_the_first_vote(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        if message.metadata.message_type == PROFILE_AND_VOTE and context.node_id == 3 and not lost:
+            lost.append(reply)
+            grid._offline[3] = 1
+            return grid._reply(message)
+        return reply
+
+    grid = InProcessGrid(sites, answer=lose_the_first_vote)
+    run = _run(tmp_path, tiny_model, grid)
+    given = [m for m in grid.received if m.metadata.src_node_id == 3 and m.has_content() and "release" in m.content]
+    assert len(given) == 1
+    assert given[0].content["release"]["bytes"].data == lost[0].content["release"]["bytes"].data
+    assert Ledger(Site.load(sites[3]).ledger_path).spent()[0] <= run.study.privacy.epsilon
+    assert {s.outcome for s in read_summary(run.workspace).sites} == {"answered"}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"profile": np.zeros(4, np.int64), "ballot": np.zeros(3, np.int64)},
+        {"profile": np.zeros(4, np.float64), "ballot": np.zeros(24, np.int64)},
+        {"ballot": np.zeros(24, np.int64)},
+    ],
+)
+def test_a_malformed_ballot_is_dropped_and_the_site_named(
+    tmp_path: Path, tiny_model: Path, forged: dict[str, np.ndarray]
+) -> None:
+    def hostile(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == PROFILE_AND_VOTE and context.node_id == 4:
+            return Message(release_records(pack_release(forged)), reply_to=message)
+        return client_app(message, context)
+
+    run = _run(tmp_path, tiny_model, InProcessGrid(_hospitals(tmp_path), answer=hostile))
+    outcomes = {site.name: site.outcome for site in read_summary(run.workspace).sites}
+    assert outcomes["west"] == "malformed ballot"
+    assert outcomes["east"] == "answered"
+
+
+def test_a_poisoned_adapter_is_dropped_and_the_site_named(tmp_path: Path, tiny_model: Path) -> None:
+    def hostile(message: Message, context: Context) -> Message:
+        if message.metadata.message_type != TRAIN or context.node_id != 2:
+            return client_app(message, context)
+        adapter = {f"adapter/{n}": np.full_like(a.numpy(), np.nan) for n, a in message.content["adapter"].items()}
+        return Message(release_records(pack_release(adapter)), reply_to=message)
+
+    run = _run(tmp_path, tiny_model, InProcessGrid(_hospitals(tmp_path), answer=hostile))
+    outcomes = {site.name: site.outcome for site in read_summary(run.workspace).sites}
+    assert outcomes["south"] == "malformed adapter"
+
+
+def test_without_a_quorum_the_run_ends_and_says_who_was_missing(tmp_path: Path, tiny_model: Path) -> None:
+    sites = _hospitals(tmp_path)
+    for node in (1, 2):
+        Site.load(sites[node]).documents.path.write_bytes(b"damaged")
+    with pytest.raises(QuorumError, match=r"round 1: 0 strong sites answered.*north \(DATA_UNUSABLE\)"):
+        _run(tmp_path, tiny_model, InProcessGrid(sites))
+    assert not (tmp_path / "run" / "corpus.jsonl").exists()
+
+
+def test_a_site_whose_policy_refuses_takes_no_part_and_is_charged_nothing(tmp_path: Path, tiny_model: Path) -> None:
+    sites = _hospitals(tmp_path, west="max_epsilon_per_study = 1.0\n")
+    run = _run(tmp_path, tiny_model, InProcessGrid(sites))
+    summary = {site.name: site for site in read_summary(run.workspace).sites}
+    assert summary["west"].outcome == "refused: BUDGET_EXCEEDED"
+    assert summary["west"].epsilon is None
+    assert not Site.load(sites[4]).ledger_path.exists()
+
+
+def test_a_node_key_registered_under_another_name_is_not_believed(tmp_path: Path, tiny_model: Path) -> None:
+    names = {1: "north", 2: "south", 3: "east", 4: "somebody-else"}
+    run = _run(tmp_path, tiny_model, InProcessGrid(_hospitals(tmp_path), names=names))
+    outcomes = {site.name: site.outcome for site in read_summary(run.workspace).sites}
+    assert outcomes["west"] == "refused: its node key is registered under another name"
+
+
+@pytest.mark.parametrize("selection", ["weighted", "paper", "uniform"])
+def test_every_selection_rule_fills_every_quota(tmp_path: Path, tiny_model: Path, selection: str) -> None:
+    grid = InProcessGrid(_hospitals(tmp_path))
+    run = _run(tmp_path, tiny_model, grid, corpus={"selection": selection})
+    texts = read_corpus(run.workspace, run.study.codes)
+    assert len(texts) == run.study.corpus.size
+
+
+def test_patient_units_plain_lora_and_profile_weights_run_too(tmp_path: Path, tiny_model: Path) -> None:
+    run = _run(
+        tmp_path,
+        tiny_model,
+        InProcessGrid(_hospitals(tmp_path)),
+        privacy={"unit": "patient", "codes_per_unit": 2},
+        generator={"freeze_a": False},
+        training={"weights": "noisy-profile", "optimizer": "sgd"},
+        federation={"min_documents": 20},
+    )
+    adapter = Generator(run.study.generator).adapter()
+    assert any("lora_A" in name for name in adapter)
+    assert {s.outcome for s in read_summary(run.workspace).sites} == {"answered"}
+
+
+def test_a_run_folder_is_used_once(finished: Any, tmp_path: Path) -> None:
+    run, _, _ = finished
+    study = tmp_path / "study.toml"
+    study.write_text("")
+    with pytest.raises(Exception, match="study"):
+        open_run(str(study), str(run.workspace.root))
+
+
+def test_progress_is_on_record(finished: Any) -> None:
+    run, _, _ = finished
+    events = [json.loads(line) for line in run.workspace.progress.read_text().splitlines()]
+    done = [event["phase"] for event in events if event["event"] == "phase-done"]
+    assert done == ["census", "training", "pool", "votes", "corpus"]
