@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import FedcorpusError
-from common.protocol import CandidatePool
 from common.site.plan import site_plan
 from common.study import Study
-from server.assembly import AssembledCorpus
-from server.census import Roster, SiteRecord
-from server.generation import Drops
-from server.progress import Progress
-from server.strategies.profile_and_vote import Ballots
 from server.workspace import Workspace
+
+if TYPE_CHECKING:
+    # Types only: a summary is read and shown without loading Flower or torch.
+    from common.protocol import CandidatePool
+    from server.assembly import AssembledCorpus
+    from server.census import Roster, SiteRecord
+    from server.generation import Drops
+    from server.progress import Progress
+    from server.strategies.profile_and_vote import Ballots
 
 SAMPLES = 5
 
