@@ -107,7 +107,7 @@ def _code(codes: ControlCodes, row: Mapping[str, str]) -> int:
 
 def _encodable(text: str) -> str:
     """A lone surrogate can't be written as UTF-8: it becomes U+FFFD."""
-    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -21,6 +21,7 @@ from common.errors import FedcorpusError, LedgerError, PolicyRefusal, WireCode, 
 from common.privacy.accounting import PrivacyPlan
 from common.privacy.values import Noised
 from common.protocol import CensusReply, CensusRequest, Request, TrainRequest, VoteRequest
+from common.site.check import check_libraries
 from common.site.config import Site
 from common.site.ledger import Ledger
 from common.site.plan import site_plan
@@ -107,6 +108,7 @@ class Door:
 
     def _objection(self, request: CensusRequest) -> WireCode | None:
         try:
+            check_libraries(self._site)
             check_study(self._site, request.study)
             site_plan(request.study, self._site.tier, self._site.size_class)
         except FedcorpusError as refusal:

@@ -25,6 +25,7 @@ from common.privacy.accounting import PrivacyPlan
 from common.privacy.noise import discrete_gaussian
 from common.privacy.values import ExactCounts, Noised
 from common.protocol import CandidatePool, CensusRequest, TrainRequest, VoteReply, VoteRequest
+from common.site import check
 from common.site.config import Site
 from common.site.door import Door, Release
 from common.site.ledger import Ledger
@@ -262,6 +263,15 @@ def test_the_ledger_holds_noised_bytes_only_and_only_its_owner_reads_it(tmp_path
     reply = VoteReply.from_records(release.to_records(), 2, 2)
     assert not np.array_equal(reply.profile, [100, 200]) or not np.array_equal(reply.ballot, [100, 200])
     assert site.ledger_path.stat().st_mode & 0o077 == 0
+
+
+def test_a_strong_site_without_its_libraries_says_so_at_the_census(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = _site(tmp_path, "strong")
+    assert Door(site).census(CensusRequest(STUDY, "run")).refusal is None
+    monkeypatch.setattr(check, "STRONG_LIBRARIES", ("no_such_library",))
+    assert Door(site).census(CensusRequest(STUDY, "run")).refusal == WireCode.MISSING_EXTRA
 
 
 def test_the_census_depends_on_configuration_only(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""``python -m tests.benchmarks NAME``: run one benchmark, print its table, then a line per bar; exit 1 if one is short.
+
+A benchmark is a module of this folder with a function ``run() -> Iterable[Bar]`` that prints its own table.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+from tests.benchmarks.bars import Bar
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark that the arguments name."""
+    names = sorted(p.stem.replace("_", "-") for p in Path(__file__).parent.glob("[a-z]*.py") if p.stem != "bars")
+    if len(arguments) != 1 or arguments[0] not in names:
+        print(
+            f"make bench B=NAME: {' '.join(arguments) or 'no name'} isn't one; {', '.join(names)} are", file=sys.stderr
+        )
+        return 2
+    bars: list[Bar] = list(importlib.import_module(f"tests.benchmarks.{arguments[0].replace('-', '_')}").run())
+    for bar in bars:
+        print(bar)
+    return 0 if all(bar.ok for bar in bars) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,188 @@
+"""The real thing, as hospitals run it: processes, TLS, node keys, weak sites without torch; and Flower's simulation.
+
+The documents are real comments of patients of three real hospitals, split to six sites (in a stranger's clone: the
+packaged reviews). Only the language model is tiny, so that a run takes a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.site.config import Site
+from common.site.ledger import Ledger
+from common.study import Study
+from server.aggregate import quotas
+from server.corpus import read_corpus, read_pool, read_profiles
+from server.demo import prepare_demo
+from server.summary import read_summary
+from server.workspace import Workspace
+from tests.hospitals import NHS_FEEDBACK
+from tests.test_install import WEAK_VENV
+
+FEDCORPUS = str(Path(sys.executable).parent / "fedcorpus")
+
+
+def _prepare(folder: Path, tiny_model: Path) -> tuple[Path, Path]:
+    """The demo's own files, with the tiny model and fewer steps; (study file, sites folder)."""
+    if NHS_FEEDBACK.exists():
+        demo = prepare_demo(folder / "demo", NHS_FEEDBACK, "hospital", ("label", "sentiment"), "text")
+    else:
+        demo = prepare_demo(folder / "demo", None, None, (), "text")
+    text = demo.study_file.read_text()
+    for pattern, value in {
+        r'base = ".*"': f"base = {json.dumps(str(tiny_model))}",
+        r'dtype = ".*"': 'dtype = "float32"',
+        r"rounds = \d+": "rounds = 2",
+        r"steps = \d+": "steps = 2",
+        r"max_new_tokens = \d+": "max_new_tokens = 8",
+        r"size = 300": "size = 120",
+    }.items():
+        text, replaced = re.subn(pattern, value, text, count=1)
+        assert replaced, pattern
+    demo.study_file.write_text(text)
+    return demo.study_file, demo.sites_folder
+
+
+def _fedcorpus(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [FEDCORPUS, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, check=False, timeout=600
+    )
+    logs = "".join(p.read_text(errors="replace")[-3000:] for p in cwd.rglob("federation/*.log"))
+    assert result.returncode == 0, result.stdout + result.stderr + logs
+    return result
+
+
+def _check_corpus(study_file: Path, sites: Path, run: Path) -> None:
+    study, workspace = Study.load(study_file), Workspace(run)
+    texts = read_corpus(workspace, study.codes)
+    made = np.bincount([text.code for text in texts], minlength=len(study.codes))
+    profiles = read_profiles(workspace.profiles)
+    assert set(profiles) == {Site.load(file).name for file in sites.glob("*.toml")}
+    assert made.tolist() == quotas(np.sum(list(profiles.values()), axis=0), study.corpus.size).tolist()
+    pool = read_pool(workspace.pool)
+    candidates = set(zip(pool.texts, pool.codes.tolist(), strict=True))
+    assert all(((t.text, t.code) in candidates) == (t.origin == "candidate") for t in texts if t.origin != "repeat")
+    summary = read_summary(workspace)
+    assert {site.outcome for site in summary.sites} == {"answered"}
+    assert sorted(site.answers for site in summary.sites if site.tier == "weak") == [1, 1, 1, 1]
+    for file in sites.glob("*.toml"):
+        epsilon, _ = Ledger(Site.load(file).ledger_path).spent()
+        assert 0 < epsilon <= study.privacy.epsilon
+
+
+def _processes_of(run: Path) -> list[str]:
+    """Command lines of processes that still work for this run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment, command = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(run).encode() in environment and int(entry.name) != os.getpid():
+            found.append(command.replace(b"\0", b" ").decode())
+    return found
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(900)
+def test_a_real_federation_gives_a_corpus_and_its_weak_sites_have_no_torch(tmp_path: Path, tiny_model: Path) -> None:
+    study, sites = _prepare(tmp_path, tiny_model)
+    result = _fedcorpus("up", study, "--sites", sites, "--out", "run", "--weak-env", WEAK_VENV, "--json", cwd=tmp_path)
+    run = tmp_path / "run"
+    assert json.loads(result.stdout)["corpus_size"] == Study.load(study).corpus.size
+    _check_corpus(study, sites, run)
+    weak = [Site.load(file) for file in sites.glob("*.toml") if Site.load(file).tier == "weak"]
+    assert len(weak) == 4
+    for site in weak:
+        log = (run / "federation" / f"{site.name}.log").read_text()
+        assert "torch" not in log
+        with sqlite3.connect(site.ledger_path) as ledger:
+            assert ledger.execute("SELECT key FROM release").fetchall() == [("profile-and-vote",)]
+    keys = list((run / "federation" / "certificates").glob("*.key"))
+    assert len(keys) == 7
+    assert all(key.stat().st_mode & 0o077 == 0 for key in keys)
+    assert not _processes_of(run)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(600)
+def test_flowers_simulation_gives_a_corpus(tmp_path: Path, tiny_model: Path) -> None:
+    study, sites = _prepare(tmp_path, tiny_model)
+    result = _fedcorpus("simulate", study, "--sites", sites, "--out", "run", cwd=tmp_path)
+    _check_corpus(study, sites, tmp_path / "run")
+    assert "Privacy: every site's releases together" in " ".join(result.stdout.split())
+    assert "census of the sites: done" in result.stderr, "progress goes to standard error"
+    assert not _processes_of(tmp_path / "run")
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_a_terminated_command_takes_its_processes_with_it(tmp_path: Path, tiny_model: Path) -> None:
+    study, sites = _prepare(tmp_path, tiny_model)
+    with subprocess.Popen(
+        [FEDCORPUS, "simulate", str(study), "--sites", str(sites), "--out", str(tmp_path / "run")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        assert command.stderr is not None
+        for line in command.stderr:
+            if "rounds of DP LoRA" in line:
+                break
+        assert _processes_of(tmp_path / "run")
+        command.terminate()
+        assert command.wait(60) == 1
+    assert not _processes_of(tmp_path / "run")
+
+
+def _in(words: Sequence[str], text: str) -> bool:
+    return all(word in text for word in words)
+
+
+def test_the_app_bundle_holds_code_only(tmp_path: Path) -> None:
+    """Data planted beside the code, in every format Flower would take by itself, stays out of what sites receive."""
+    import shutil
+    import zipfile
+
+    from deploy.app import PACKAGES, stage_app
+
+    source = tmp_path / "source"
+    root = Path(__file__).parents[2]
+    for package in PACKAGES:
+        shutil.copytree(root / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for planted in ("notes.jsonl", "notes.csv", "notes.json", "site.toml", "README.md", "notes.yaml", "x.parquet"):
+            (source / package / planted).write_text("Mrs Zwiebelfisch")
+    shutil.copy(root / "pyproject.toml", source)
+    code = f"import sys; sys.path[:0] = [{str(source)!r}]; from pathlib import Path; from deploy.app import stage_app; "
+    shutil.copytree(root / "deploy", source / "deploy", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(
+        [sys.executable, "-I", "-c", code + f"stage_app(Path({str(tmp_path)!r}))"], check=True, capture_output=True
+    )
+    environment = {**os.environ, "FLWR_HOME": str(tmp_path / "home"), "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    environment["FLWR_TELEMETRY_ENABLED"] = "0"
+    flwr = str(Path(sys.executable).parent / "flwr")
+    subprocess.run(
+        [flwr, "build", "--app", str(tmp_path / "fedcorpus")],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
+    (bundle,) = tmp_path.glob("*.fab")
+    with zipfile.ZipFile(bundle) as files:
+        names = files.namelist()
+        everything = b"".join(files.read(name) for name in names)
+    assert stage_app.__module__ == "deploy.app"
+    assert _in(["server/server_app.py", "common/site/door.py"], " ".join(names))
+    assert all(name.endswith(".py") or name in ("pyproject.toml",) or name.startswith(".info") for name in names), names
+    assert b"Zwiebelfisch" not in everything

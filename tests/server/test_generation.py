@@ -1,0 +1,93 @@
+"""Generation: distinct texts of the asked codes, junk dropped, tries bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common.models.generator import Generator
+from common.study import Study
+from server.generation import TextSampler
+from tests.hospitals import small_study
+
+
+def _sampler(base: Path, **pool: object) -> TextSampler:
+    study = Study.model_validate(small_study(base, pool=pool))
+    return TextSampler(Generator(study.generator), study)
+
+
+def test_as_many_distinct_texts_as_asked_for_under_each_code(tiny_model: Path) -> None:
+    sampler = _sampler(tiny_model)
+    wanted = np.array([5, 0, 11, 2])
+    texts = sampler.sample(wanted)
+    assert np.bincount([t.code for t in texts], minlength=4).tolist() == wanted.tolist()
+    assert len({t.text.casefold() for t in texts}) == len(texts)
+    more = sampler.sample(wanted)
+    assert not {t.text for t in texts} & {t.text for t in more}, "a later call gives fresh texts"
+
+
+def test_what_no_try_can_make_is_left_out_after_bounded_tries(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = _sampler(tiny_model, max_tries=3)
+    calls = []
+
+    def always(codes: np.ndarray, *_: int) -> list[str]:
+        calls.append(codes.size)
+        return ["the same", "", " \t", "Text: again", "tone: 1", "?!"][: codes.size] + ["THE SAME"] * (codes.size - 6)
+
+    monkeypatch.setattr(sampler, "_generate", always)
+    texts = sampler.sample(np.array([8, 0, 0, 0]))
+    assert [t.text for t in texts] == ["the same"]
+    assert calls == [8, 7, 7]
+    assert sampler.drops.counts["duplicate"] > 0
+    assert sampler.drops.counts["empty"] == 9
+    assert sampler.drops.counts["prompt echo"] == 6
+
+
+def test_control_characters_and_line_breaks_do_not_get_into_a_text(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = _sampler(tiny_model)
+    monkeypatch.setattr(sampler, "_generate", lambda codes, *_: ["a\u2028b\x00c\x1b[31m \n\nd\u202ee"] * codes.size)
+    (text,) = sampler.sample(np.array([1, 0, 0, 0]))
+    assert text.text == "a b c [31m d e"
+
+
+def test_a_padded_batch_continues_its_prompts_as_single_ones_do(tiny_model: Path) -> None:
+    """Greedy at temperature near 0: left padding must not change what the model says."""
+    sampler = _sampler(tiny_model, temperature=1e-4, top_p=1.0)
+    sampler._prompts[1] = sampler._prompts[1] + sampler._prompts[0]
+    together = sampler._generate(np.array([0, 1]), 0, 0)
+    alone = [sampler._generate(np.array([code]), 0, 0)[0] for code in (0, 1)]
+    assert together == alone
+
+
+def test_sampling_leaves_the_generator_and_the_random_state_alone(tiny_model: Path) -> None:
+    study = Study.model_validate(small_study(tiny_model))
+    generator = Generator(study.generator)
+    before = {name: p.clone() for name, p in generator.model.named_parameters()}
+    state = torch.random.get_rng_state()
+    TextSampler(generator, study).sample(np.array([2, 2, 2, 2]))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert all(torch.equal(before[name], p) for name, p in generator.model.named_parameters())
+
+
+def test_the_adapter_is_in_the_samples(tiny_model: Path) -> None:
+    """With a strong adapter the merged copy says what the adapted model says, not what the base says."""
+    study = Study.model_validate(small_study(tiny_model))
+    generator = Generator(study.generator)
+    with torch.no_grad():
+        for parameter in generator.trained.values():
+            parameter.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
+    merged = TextSampler(generator, study)._model
+    ids = torch.arange(1, 20)[None]
+    with torch.no_grad():
+        adapted = generator.model.eval()(input_ids=ids).logits
+        with generator.model.disable_adapter():
+            base = generator.model(input_ids=ids).logits
+        assert torch.allclose(merged(input_ids=ids).logits, adapted, atol=1e-4)
+    assert not torch.allclose(adapted, base, atol=1e-2)
