@@ -91,13 +91,14 @@ def to_markdown(summary: Summary) -> str:
 
 def _code_table(summary: Summary) -> Table:
     table = Table(title=f"Corpus of study {summary.study}: {summary.corpus_size} texts")
-    table.add_column("control code", overflow="fold")
+    for name in summary.attributes:
+        table.add_column(name, overflow="fold")
     for heading in ("profile", "wanted", "made", "voted in", "fresh", "votes"):
         table.add_column(heading, justify="right")
     shown, rest = _largest(summary.codes)
     for code in shown:
         table.add_row(
-            Text(code.label),
+            *map(Text, code.values),
             *map(
                 str,
                 (code.profile, code.wanted, code.made, code.chosen, code.fresh + code.repeated, code.votes),
@@ -105,7 +106,8 @@ def _code_table(summary: Summary) -> Table:
         )
     if rest:
         table.add_row(
-            Text(f"… and {len(rest)} more codes"),
+            f"… and {len(rest)} more codes",
+            *[""] * (len(summary.attributes) - 1),
             *(
                 str(sum(values))
                 for values in (

@@ -45,6 +45,7 @@ class CodeSummary(_Frozen):
     """One control code."""
 
     label: str = Field(description="The code in words.")
+    values: tuple[str, ...] = Field(description="Its value of each attribute.")
     profile: int = Field(description="Sum of the noisy profiles; may be negative.")
     wanted: int = Field(description="Quota in the corpus.")
     candidates: int = Field(description="Candidates in the pool.")
@@ -68,6 +69,7 @@ class Summary(_Frozen):
     run_id: str = Field(description="Name of the run.")
     study: str = Field(description="Name of the study.")
     study_sha256: str = Field(description="Hash of the study.")
+    attributes: tuple[str, ...] = Field(description="Names of the attributes that make the control codes.")
     unit: str = Field(description="Privacy unit; adjacency is add/remove one unit.")
     epsilon: float = Field(
         description="Largest joint epsilon of a site; holds for a person whose documents are at one site."
@@ -104,6 +106,7 @@ def summarise(
         run_id=run_id,
         study=study.name,
         study_sha256=study.sha256,
+        attributes=study.codes.names,
         unit=study.privacy.unit,
         epsilon=max((site.epsilon for site in sites if site.epsilon is not None), default=0.0),
         delta=study.privacy.delta,
@@ -159,6 +162,7 @@ def _codes(study: Study, pool: CandidatePool, votes: Ballots, corpus: AssembledC
     return tuple(
         CodeSummary(
             label=study.codes.label(code),
+            values=study.codes.combinations[code],
             profile=int(corpus.profile[code]),
             wanted=int(corpus.wanted[code]),
             candidates=int(np.count_nonzero(pool.codes == code)),

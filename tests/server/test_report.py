@@ -21,7 +21,7 @@ HOSTILE = "[bold red]x[/] <script>|`\x1b[2J"
 
 def _summary(codes: int = 2) -> Summary:
     return Summary(
-        run_id="r", study="s", study_sha256="0" * 64, unit="record", epsilon=7.99, delta=1e-4, neighbours=3,
+        run_id="r", study="s", study_sha256="0" * 64, attributes=("topic",), unit="record", epsilon=7.99, delta=1e-4, neighbours=3,
         selection="simplex", pool_size=10, corpus_size=5 * codes, dropped={}, seconds={"census": 1.0},
         sites=(
             SiteSummary(name="north", tier="strong", size_class=100, answers=3, outcome="answered", epsilon=7.99),
@@ -29,7 +29,8 @@ def _summary(codes: int = 2) -> Summary:
         ),
         codes=tuple(
             CodeSummary(
-                label=f"topic={i}", profile=10 + i, wanted=5, candidates=6, votes=4, chosen=3, fresh=2, repeated=0, made=5
+                label=f"topic={i}", values=(f"t{i}",), profile=10 + i, wanted=5, candidates=6, votes=4, chosen=3,
+                fresh=2, repeated=0, made=5,
             )
             for i in range(codes)
         ),
@@ -46,7 +47,7 @@ def _shown(summary: Summary, width: int = 80) -> str:
 def test_the_table_fits_80_columns_and_names_what_is_missing() -> None:
     shown = _shown(_summary())
     assert all(len(line.rstrip()) <= 80 for line in shown.splitlines() if "/" not in line)
-    for words in ("topic=1", "north", "7.990", "no answer in time", "west: lost", "for adding or removing one record"):
+    for words in ("t1", "north", "7.990", "no answer in time", "west: lost", "for adding or removing one record"):
         assert words in " ".join(shown.split())
 
 
