@@ -21,7 +21,8 @@ HOSTILE = "[bold red]x[/] <script>|`\x1b[2J"
 
 def _summary(codes: int = 2) -> Summary:
     return Summary(
-        run_id="r", study="s", study_sha256="0" * 64, attributes=("topic",), unit="record", epsilon=7.99, delta=1e-4, neighbours=3,
+        run_id="r", study="s", study_sha256="0" * 64, attributes=("topic",), unit="record",
+        epsilon=7.99, delta=1e-4, neighbours=3,
         selection="simplex", pool_size=10, corpus_size=5 * codes, dropped={}, seconds={"census": 1.0},
         sites=(
             SiteSummary(name="north", tier="strong", size_class=100, answers=3, outcome="answered", epsilon=7.99),
