@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -30,6 +32,17 @@ def load_model(model: type[ModelT], path: Path, error: type[UserError]) -> Model
         raise error(f"{path}: {first_problem(cause)}") from cause
 
 
+def options_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """(dotted name, default, description) of every option, in order; 'required' where there is no default."""
+    for name, field in model.model_fields.items():
+        section = _section_of(field.annotation)
+        if section is not None:
+            yield from options_of(section, f"{prefix}{name}.")
+            continue
+        default = "required" if field.is_required() else json.dumps(field.get_default(call_default_factory=True))
+        yield f"{prefix}{name}", default, field.description or ""
+
+
 def first_problem(error: ValidationError) -> str:
     """The first of pydantic's findings, as one sentence about one field."""
     findings = error.errors(include_url=False)
@@ -48,6 +61,12 @@ def first_problem(error: ValidationError) -> str:
         same = [f["msg"] for f in findings if f["loc"][: len(place)] == place]
         message = ", or ".join([same[0], *(m[:1].lower() + m[1:] for m in same[1:])])
     return f"{where}: {finding['input']!r} isn't accepted: {message[:1].lower()}{message[1:]}"
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """The model of a section, or of the elements of a list of sections."""
+    candidates = (annotation, *get_args(annotation))
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
 
 
 def _is_alternative(part: int | str) -> bool:

@@ -11,7 +11,9 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from common.errors import ExitCode, FedcorpusError
 
@@ -146,6 +148,29 @@ def plan(
     for tier, release, noise, epsilon in rows:
         table.add_row(tier, release, noise, f"{epsilon:.3f}")
     screen.print(table)
+
+
+@app.command()
+def options(
+    file: Annotated[str, typer.Argument(help="'study' for study.toml, 'site' for site.toml.")] = "study",
+    as_json: AsJson = False,
+) -> None:
+    """Every option of a study or site file, with its default and what it means."""
+    from common.configuration import options_of
+    from common.errors import UserError
+    from common.site.config import Site
+    from common.study import Study
+
+    models = {"study": Study, "site": Site}
+    if file not in models:
+        raise UserError(f"options: {file!r} has none; 'study' and 'site' have")
+    rows = list(options_of(models[file]))
+    if as_json:
+        typer.echo(json.dumps([dict(zip(("name", "default", "description"), row, strict=True)) for row in rows]))
+        return
+    for name, default, description in rows:
+        screen.print(Text.assemble((name, "bold"), f" = {default}"), soft_wrap=True)
+        screen.print(Padding(Text(description), (0, 0, 0, 4)))
 
 
 @site_app.command("check")

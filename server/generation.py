@@ -23,6 +23,9 @@ from common.study import Pool, Study
 
 log = logging.getLogger("fedcorpus.server")
 
+HEAD = 512
+"""Tokens that are ordered first when sampling; a nucleus that is larger costs a sort of the vocabulary."""
+
 OnText = Callable[[int, int], None]
 """Called with (texts made, texts wanted)."""
 
@@ -101,23 +104,39 @@ class TextSampler:
         pad = self._tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-        options = self._options
         with torch.inference_mode(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_stream(options.seed, len(self._seen), attempt, start))
-            output = self._model.generate(
+            torch.manual_seed(_stream(self._options.seed, len(self._seen), attempt, start))
+            output = self._decode(ids, mask)
+        decoded: list[str] = self._tokenizer.batch_decode(output, skip_special_tokens=True)
+        return decoded
+
+    def _decode(self, ids: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
+        """Continue left-padded prompts token by token; ends with each row's end token or the length limit."""
+        end, cache = self._tokenizer.eos_token_id, None
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        done = torch.zeros(ids.shape[0], dtype=torch.bool)
+        rows: list[list[int]] = [[] for _ in range(ids.shape[0])]
+        for _ in range(self._options.max_new_tokens):
+            output = self._model(
                 input_ids=ids,
                 attention_mask=mask,
-                do_sample=True,
-                temperature=options.temperature,
-                top_p=options.top_p,
-                top_k=0,
-                max_new_tokens=options.max_new_tokens,
-                pad_token_id=pad,
-                eos_token_id=self._tokenizer.eos_token_id,
+                position_ids=positions,
+                past_key_values=cache,
                 use_cache=True,
+                logits_to_keep=1,
             )
-        decoded: list[str] = self._tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
-        return decoded
+            cache = output.past_key_values
+            logits = output.logits[:, -1].float() / self._options.temperature
+            token = nucleus_sample(logits, self._options.top_p)
+            done |= token == end
+            for row, ended, value in zip(rows, done.tolist(), token.tolist(), strict=True):
+                if not ended:
+                    row.append(value)
+            if bool(done.all()):
+                break
+            ids, positions = token[:, None], positions[:, -1:] + 1
+            mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+        return rows
 
     def _reason_to_drop(self, text: str, code: int) -> str:
         if not any(character.isalnum() for character in text):
@@ -134,6 +153,40 @@ class TextSampler:
         return any(line in text.casefold() for line in lines if ": " in line or line == "text:") or (
             bool(self._codes.preamble) and self._codes.preamble.casefold() in text.casefold()
         )
+
+
+def nucleus_sample(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """One token a row from the nucleus: the smallest set of most likely tokens whose mass reaches ``top_p``. Exact.
+
+    The nucleus is nearly always small, so only the `HEAD` most likely tokens are ordered; the whole vocabulary is, for
+    the rows whose head has less mass than ``top_p``.
+
+    Parameters
+    ----------
+    logits
+        float32 of shape ``(rows, vocabulary)``, divided by the temperature.
+
+    Returns
+    -------
+    Tensor
+        int64 of shape ``(rows,)``.
+    """
+    if top_p >= 1:
+        return torch.multinomial(logits.softmax(dim=-1), 1)[:, 0]
+    log_total = logits.logsumexp(dim=-1, keepdim=True)
+    tokens = torch.empty(logits.shape[0], dtype=torch.long)
+    waiting = torch.arange(logits.shape[0])
+    for size in (min(HEAD, logits.shape[1]), logits.shape[1]):
+        values, order = logits[waiting].topk(size, dim=-1)
+        mass = (values - log_total[waiting]).exp()
+        before = mass.cumsum(dim=-1) - mass
+        whole = (before[:, -1] + mass[:, -1] >= top_p) | (size == logits.shape[1])
+        drawn = torch.multinomial(mass * (before < top_p), 1)
+        tokens[waiting[whole]] = order.gather(1, drawn)[whole, 0]
+        waiting = waiting[~whole]
+        if not waiting.numel():
+            break
+    return tokens
 
 
 def _merged(generator: Generator) -> Any:

@@ -34,6 +34,8 @@ class InProcessGrid(Grid):
         Names under which node keys are registered; unregistered as in simulation if left out.
     offline
         Nodes for which the SuperLink answers, as often as given here, that they are unavailable.
+    silent
+        Message type -> the node that never answers it.
     answer
         What runs at a site; the app's ClientApp unless a test puts a hostile one in.
     """
@@ -43,11 +45,13 @@ class InProcessGrid(Grid):
         sites: Mapping[int, Path],
         names: Mapping[int, str] | None = None,
         offline: Mapping[int, int] | None = None,
+        silent: Mapping[str, int] | None = None,
         answer: Answer = client_app,
     ) -> None:
         identify()
         self.contexts = {node: Context(1, node, {"site": str(file)}, RecordDict(), {}) for node, file in sites.items()}
         self._names, self._offline, self._answer = dict(names or {}), dict(offline or {}), answer
+        self._silent = dict(silent or {})
         self.sent: list[Message] = []
         self.received: list[Message] = []
         self._replies: dict[str, Message] = {}
@@ -73,10 +77,12 @@ class InProcessGrid(Grid):
             message = _over_the_wire(original)
             original.metadata.__dict__["_message_id"] = message.metadata.message_id
             self.sent.append(message)
+            ids.append(message.metadata.message_id)
+            if self._silent.get(message.metadata.message_type) == message.metadata.dst_node_id:
+                continue
             reply = _over_the_wire(self._reply(message))
             self.received.append(reply)
             self._replies[message.metadata.message_id] = reply
-            ids.append(message.metadata.message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -45,6 +45,14 @@ def test_a_process_that_dies_at_the_start_is_named_with_its_last_words(tmp_path:
     assert not federation._marked()
 
 
+def test_no_process_phones_home_or_installs_anything(tmp_path: Path) -> None:
+    variables = LocalFederation.simulation(tmp_path, 1)._variables("superlink", BIN)
+    assert variables["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert variables["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+    assert variables["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert variables["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
 def test_an_environment_without_flower_is_named(tmp_path: Path) -> None:
     federation = LocalFederation.deployment(tmp_path / "work", [])
     federation._environment = tmp_path

@@ -172,6 +172,16 @@ def test_site_check_tells_the_operator(good: Path) -> None:
     assert "40 documents of 40 units" in " ".join(result.stdout.split())
 
 
+@pytest.mark.parametrize("file", ["study", "site"])
+def test_every_option_says_what_it_is(tmp_path: Path, file: str) -> None:
+    listed = json.loads(_fedcorpus("options", file, "--json", cwd=tmp_path).stdout)
+    assert all(option["description"] for option in listed)
+    names = {option["name"] for option in listed}
+    assert names >= (
+        {"privacy.epsilon", "codes.attributes.values"} if file == "study" else {"policy.max_epsilon", "tier"}
+    )
+
+
 def test_help_shows_every_command(tmp_path: Path) -> None:
     result = _fedcorpus("--help", cwd=tmp_path)
     assert all(command in result.stdout for command in ("demo", "simulate", "up", "plan", "site"))

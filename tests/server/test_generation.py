@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from common.models.generator import Generator
 from common.study import Study
-from server.generation import TextSampler
+from server import generation
+from server.generation import TextSampler, nucleus_sample
 from tests.hospitals import small_study
 
 
@@ -91,3 +93,36 @@ def test_the_adapter_is_in_the_samples(tiny_model: Path) -> None:
             base = generator.model(input_ids=ids).logits
         assert torch.allclose(merged(input_ids=ids).logits, adapted, atol=1e-4)
     assert not torch.allclose(adapted, base, atol=1e-2)
+
+
+@pytest.mark.parametrize("head", [4, 512])
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
+def test_sampled_tokens_follow_the_exact_nucleus(top_p: float, head: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the definition, by chi-square; with a head of 4 most rows need the whole vocabulary."""
+    monkeypatch.setattr(generation, "HEAD", head)
+    logits = torch.randn(40, generator=torch.Generator().manual_seed(0)) * 1.5
+    mass = logits.softmax(0).double()
+    order = mass.argsort(descending=True)
+    before = mass[order].cumsum(0) - mass[order]
+    nucleus = order[before < top_p]
+    expected = torch.zeros(40, dtype=torch.double)
+    expected[nucleus] = mass[nucleus] / mass[nucleus].sum()
+    drawn = nucleus_sample(logits.expand(40_000, -1), top_p)
+    counted = torch.bincount(drawn, minlength=40)
+    assert counted[expected == 0].sum() == 0
+    kept = expected > 0
+    assert stats.chisquare(counted[kept].numpy(), (expected[kept] * 40_000).numpy()).pvalue > 1e-5
+
+
+def test_the_decode_loop_says_what_the_librarys_greedy_decoding_says(tiny_model: Path, tiny_gpt2: Path) -> None:
+    for base in (tiny_model, tiny_gpt2):
+        sampler = _sampler(base, temperature=1e-4, top_p=0.5)
+        ids = torch.tensor([sampler._prompts[0]])
+        with torch.inference_mode():
+            ours = sampler._decode(ids, torch.ones_like(ids))[0]
+            theirs = sampler._model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8,
+                pad_token_id=sampler._tokenizer.pad_token_id,
+            )[0, ids.shape[1] :].tolist()  # fmt: skip
+        end = sampler._tokenizer.eos_token_id
+        assert ours == (theirs[: theirs.index(end)] if end in theirs else theirs)

@@ -169,6 +169,15 @@ def test_a_lost_site_costs_its_contribution_and_is_named(tmp_path: Path, tiny_mo
     assert len(read_corpus(run.workspace, run.study.codes)) == run.study.corpus.size
 
 
+def test_sites_that_time_out_cost_their_contribution_and_are_named(tmp_path: Path, tiny_model: Path) -> None:
+    grid = InProcessGrid(_hospitals(tmp_path), silent={TRAIN: 2, PROFILE_AND_VOTE: 4})
+    run = _run(tmp_path, tiny_model, grid, federation={"vote_seconds": 2.0})
+    outcomes = {site.name: site.outcome for site in read_summary(run.workspace).sites}
+    assert outcomes == dict.fromkeys(("south", "west"), "no answer in time") | dict.fromkeys(
+        ("north", "east"), "answered"
+    )
+
+
 def test_a_site_that_comes_back_is_asked_again_and_charged_once(tmp_path: Path, tiny_model: Path) -> None:
     """Its answer is lost on the way once; the second time the ledger gives the same bytes."""
     sites = _hospitals(tmp_path)
