@@ -26,6 +26,8 @@ app = typer.Typer(
 site_app = typer.Typer(no_args_is_help=True, help="What a hospital runs.")
 app.add_typer(site_app, name="site")
 
+_INTERRUPTED = 130
+
 screen = Console()
 messages = Console(stderr=True)
 
@@ -46,17 +48,19 @@ def main() -> None:
     # A terminated command ends its federation like an interrupted one; else SuperLink and sites would go on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app(standalone_mode=False)
+        # Typer returns the code of an Exit, and 130 for an interrupt, instead of raising.
+        code = app(standalone_mode=False)
     except FedcorpusError as error:
         _end(str(error), int(error.exit_code))
-    except typer.Exit as ending:
-        sys.exit(ending.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _end("stopped", int(ExitCode.FAILED))
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             _end(error.format_message(), int(ExitCode.USAGE))
         raise
+    if code == _INTERRUPTED:
+        _end("stopped", int(ExitCode.FAILED))
+    sys.exit(code or 0)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -39,9 +40,11 @@ def test_an_unregistered_key_is_refused_and_nothing_is_left_running(tmp_path: Pa
 @pytest.mark.e2e
 def test_a_process_that_dies_at_the_start_is_named_with_its_last_words(tmp_path: Path) -> None:
     federation = LocalFederation.simulation(tmp_path / "work", 1)
-    federation._port = 1
-    with pytest.raises(FederationError, match=r"superlink ended with exit code \d+"), federation:
-        pass
+    with socket.socket() as taken:
+        taken.bind((HOST, federation._port))
+        taken.listen()
+        with pytest.raises(FederationError, match=r"superlink ended with exit code \d+"), federation:
+            pass
     assert not federation._marked()
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq
 
 from common.errors import ProtocolError, StudyError
 from server.aggregate import (
@@ -63,12 +63,8 @@ def test_simplex_weights_are_the_nearest_point_of_the_simplex(votes: np.ndarray,
     assert weights.min() >= 0
     assert weights.sum() == pytest.approx(1)
     # Reference: the projection is max(v - t, 0) for the one threshold t at which it sums to the total.
-    span = float(abs(votes).max() + total)
-    found = minimize_scalar(
-        lambda t: (np.maximum(votes - t, 0).sum() - total) ** 2, bounds=(-span - 1, span + 1), method="bounded",
-        options={"xatol": 1e-10},
-    )  # fmt: skip
-    np.testing.assert_allclose(weights * total, np.maximum(votes - found.x, 0), atol=1e-3 * max(1, total))
+    threshold = brentq(lambda t: np.maximum(votes - t, 0).sum() - total, votes.min() - total - 1, votes.max())
+    np.testing.assert_allclose(weights * total, np.maximum(votes - threshold, 0), atol=1e-6 * max(1, total))
 
 
 @given(VOTES, st.floats(1, 500))
@@ -91,8 +87,8 @@ def test_clipping_keeps_mass_on_junk_that_the_projection_drops() -> None:
         np.int64
     )
     good = [weights[:10].sum() for weights in (simplex_weights(votes, 200), clipped_weights(votes))]
-    assert good[0] > 0.9
-    assert good[1] < 0.4
+    assert good[0] > 0.7
+    assert good[0] > 2 * good[1]
 
 
 @settings(deadline=None)
