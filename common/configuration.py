@@ -15,6 +15,9 @@ from common.errors import UserError
 
 _ALTERNATIVE = re.compile(r"(int|str|float|bool)|(literal|tuple|list|dict|constrained|function)\W.*")
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""What studies and sites may be called: names are shown to people and become file names."""
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -18,6 +19,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from common.configuration import NAME
 from common.errors import ProtocolError, StudyError, UnknownProtocolError, WireCode
 from common.study import Study
 
@@ -105,11 +107,14 @@ class CensusReply:
         tier = _text(head, "tier")
         if tier not in ("strong", "weak"):
             raise ProtocolError(f"census reply: tier is {tier!r}; 'strong' or 'weak' is accepted")
+        name = _text(head, "name")
+        if not re.fullmatch(NAME, name):
+            raise ProtocolError("census reply: the site's name has other characters than letters, digits, . _ -")
         refusal = _number(head, "refusal")
         if refusal and refusal not in WireCode._value2member_map_:
             raise ProtocolError(f"census reply: refusal code {refusal} isn't known")
         return cls(
-            name=_text(head, "name"),
+            name=name,
             tier="strong" if tier == "strong" else "weak",
             size_class=_number(head, "size-class"),
             software=_text(head, "software"),

@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from common.codes import ControlCodes
-from common.configuration import first_problem, load_model
+from common.configuration import NAME, first_problem, load_model
 from common.errors import StudyError
 
 
@@ -168,7 +168,7 @@ class Federation(_Section):
 class Study(_Section):
     """The whole plan of a study (``study.toml``)."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Short name; letters, digits, . _ -")
+    name: str = Field(pattern=NAME, description="Short name; letters, digits, . _ -")
     codes: ControlCodes = Field(description="Control codes: public attributes and their values.")
     privacy: Privacy = Field(description="The privacy promise.")
     generator: Generator = Field(description="Language model and adapter.")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from common.errors import FedcorpusError, QuorumError, WireCode
@@ -17,6 +18,13 @@ from server.progress import Progress
 POLL_SECONDS = 1.0
 ANSWER_SECONDS = 60.0
 ANSWERED = "answered"
+
+_LOST_CODES = {
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+}
 
 
 @dataclass
@@ -73,6 +81,10 @@ def take_census(grid: Grid, study: Study, run_id: str, progress: Progress) -> Ro
         new = [node for node in nodes if node not in asked]
         asked.update(new)
         for node, reply in _ask(grid, new, study, run_id):
+            if lost_on_the_way(reply):
+                # It went away with the question in hand; it is asked again when it shows up.
+                asked.discard(node)
+                continue
             _enrol(roster, node, reply, nodes[node], study)
         progress.step("census", len(roster.sites), expected)
         if time.monotonic() >= deadline or len(roster.all) >= expected:
@@ -81,6 +93,11 @@ def take_census(grid: Grid, study: Study, run_id: str, progress: Progress) -> Ro
     _announce(roster, study, progress)
     _require_quorum(roster, study)
     return roster
+
+
+def lost_on_the_way(message: Message) -> bool:
+    """Whether a message, node or client process went away, so that asking again may help. A refusal is final."""
+    return bool(message.has_error()) and int(message.error.code) in _LOST_CODES
 
 
 def failure_code(message: Message) -> str:

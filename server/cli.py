@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -165,7 +166,7 @@ def options(
     from common.site.config import Site
     from common.study import Study
 
-    models = {"study": Study, "site": Site}
+    models: dict[str, type[BaseModel]] = {"study": Study, "site": Site}
     if file not in models:
         raise UserError(f"options: {file!r} has none; 'study' and 'site' have")
     rows = list(options_of(models[file]))

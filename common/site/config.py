@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from common.configuration import load_model
+from common.configuration import NAME, load_model
 from common.errors import SiteConfigError
 
 
@@ -61,7 +61,7 @@ class Policy(_Section):
 class Site(_Section):
     """A hospital (``site.toml``)."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Public name of the site.")
+    name: str = Field(pattern=NAME, description="Public name of the site.")
     tier: Literal["strong", "weak"] = Field(description="'strong' trains, 'weak' profiles and votes. Your choice.")
     size_class: int = Field(
         ge=1,

@@ -21,15 +21,13 @@ from numpy.typing import NDArray
 from common.errors import FedcorpusError, QuorumError
 from common.protocol import PROFILE_AND_VOTE, CandidatePool, VoteReply, VoteRequest
 from common.study import Study
-from server.census import Roster, SiteRecord, failure_code
+from server.census import Roster, SiteRecord, failure_code, lost_on_the_way
 from server.progress import Progress
 
 log = logging.getLogger("fedcorpus.server")
 
 POLL_SECONDS = 1.0
 MAX_TRIES = 3
-_LOST_ON_THE_WAY = {"FLOWER_ERROR_3", "FLOWER_ERROR_4", "FLOWER_ERROR_5", "FLOWER_ERROR_8"}
-"""Flower's codes for a message, node or client process that went away; asking again may help. A refusal is final."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,8 @@ class ProfileAndVote:
     ) -> None:
         site = self._sites[node]
         if message.has_error():
-            code = failure_code(message)
-            self._lost(site, code)
-            if code not in _LOST_ON_THE_WAY:
+            self._lost(site, failure_code(message))
+            if not lost_on_the_way(message):
                 tries[node] = MAX_TRIES
             return
         try:

@@ -17,7 +17,7 @@ from flwr.app import Context, Message
 from common.client_app import app as client_app
 from common.errors import QuorumError
 from common.models.generator import Generator
-from common.protocol import PROFILE_AND_VOTE, TRAIN, pack_release, release_records
+from common.protocol import CENSUS, PROFILE_AND_VOTE, TRAIN, pack_release, release_records
 from common.site.config import Site
 from common.site.ledger import Ledger
 from server.aggregate import quotas
@@ -176,6 +176,24 @@ def test_sites_that_time_out_cost_their_contribution_and_are_named(tmp_path: Pat
     assert outcomes == dict.fromkeys(("south", "west"), "no answer in time") | dict.fromkeys(
         ("north", "east"), "answered"
     )
+
+
+def test_a_site_that_is_lost_during_the_census_is_asked_again(tmp_path: Path, tiny_model: Path) -> None:
+    run = _run(tmp_path, tiny_model, InProcessGrid(_hospitals(tmp_path), offline={3: 1}))
+    assert {s.outcome for s in read_summary(run.workspace).sites} == {"answered"}
+
+
+@pytest.mark.parametrize("name", ["[red]x[/red]", "../../etc", "a\nb", "x" * 65])
+def test_a_site_cannot_choose_a_name_that_does_things(tmp_path: Path, tiny_model: Path, name: str) -> None:
+    def hostile(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        if message.metadata.message_type == CENSUS and context.node_id == 4:
+            reply.content["reply"]["name"] = name
+        return reply
+
+    run = _run(tmp_path, tiny_model, InProcessGrid(_hospitals(tmp_path), answer=hostile))
+    names = {site.name: site.outcome for site in read_summary(run.workspace).sites}
+    assert names["node-4"] == "refused: malformed census reply"
 
 
 def test_a_site_that_comes_back_is_asked_again_and_charged_once(tmp_path: Path, tiny_model: Path) -> None:
