@@ -14,6 +14,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from common.errors import FedcorpusError, WireCode, WrongTierError
+from common.logs import log_to_stderr
 from common.protocol import CENSUS, PROFILE_AND_VOTE, TRAIN, CensusRequest
 from common.site.config import Site
 from common.site.door import Door
@@ -29,6 +30,7 @@ class TierDispatcher(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer, or send a code. Never raises."""
+        log_to_stderr()
         try:
             return _route(message, context)
         except FedcorpusError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -90,18 +91,18 @@ def to_markdown(summary: Summary) -> str:
 
 
 def _code_table(summary: Summary) -> Table:
-    table = Table(title=f"Corpus of study {summary.study}: {summary.corpus_size} texts")
+    table = Table(title=f"Corpus of study {summary.study}: {summary.corpus_size} texts", box=SIMPLE_HEAD)
     for name in summary.attributes:
         table.add_column(name, overflow="fold")
-    for heading in ("profile", "wanted", "made", "voted in", "fresh", "votes"):
-        table.add_column(heading, justify="right")
+    for heading in ("profile", "wanted", "made", "fresh", "votes"):
+        table.add_column(heading, justify="right", no_wrap=True)
     shown, rest = _largest(summary.codes)
     for code in shown:
         table.add_row(
             *map(Text, code.values),
             *map(
                 str,
-                (code.profile, code.wanted, code.made, code.chosen, code.fresh + code.repeated, code.votes),
+                (code.profile, code.wanted, code.made, code.fresh + code.repeated, code.votes),
             ),
         )
     if rest:
@@ -114,7 +115,6 @@ def _code_table(summary: Summary) -> Table:
                     [c.profile for c in rest],
                     [c.wanted for c in rest],
                     [c.made for c in rest],
-                    [c.chosen for c in rest],
                     [c.fresh + c.repeated for c in rest],
                     [c.votes for c in rest],
                 )
@@ -124,7 +124,7 @@ def _code_table(summary: Summary) -> Table:
 
 
 def _site_table(summary: Summary) -> Table:
-    table = Table(title="Sites")
+    table = Table(title="Sites", box=SIMPLE_HEAD)
     for heading in ("site", "tier", "size class", "answers", "outcome", f"ε at δ={summary.delta:g}"):
         table.add_column(heading, justify="right" if heading in ("size class", "answers") else "left")
     for site in summary.sites:

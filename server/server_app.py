@@ -16,6 +16,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from common.errors import FederationError, GenerationError, StudyError
+from common.logs import log_to_stderr
 from common.models.generator import Generator
 from common.protocol import Adapter
 from common.study import Study
@@ -49,6 +50,7 @@ class Run:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Flower's entry: open the run that the configuration names, and report how it ends."""
+    log_to_stderr()
     run = open_run(str(context.run_config["study"]), str(context.run_config["workspace"]))
     try:
         run_study(grid, run)

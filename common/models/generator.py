@@ -12,12 +12,14 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -29,6 +31,9 @@ from common.models import location
 from common.protocol import Adapter, adapter_bytes
 
 _IGNORED_LABEL = -100
+
+# Bars that are redrawn in place are noise in a log file.
+transformers.logging.disable_progress_bar()
 
 
 class Generator:
@@ -173,7 +178,10 @@ def _attach(base: Any, options: studies.Generator) -> Any:
         fan_in_fan_out=base.config.model_type == "gpt2",
     )
     try:
-        model = get_peft_model(base, config)
+        with warnings.catch_warnings():
+            # peft asks transformers about a property under its old name.
+            warnings.simplefilter("ignore", FutureWarning)
+            model = get_peft_model(base, config)
     except ValueError as cause:
         raise ModelError(
             f"generator.target_modules is {targets!r}: no layer of {options.base!r} matches; name its linear layers"
