@@ -247,7 +247,7 @@ def _share_out(text: str, area: str) -> str:
 
 
 def _own_file(path: Path, site_column: str, code_columns: Sequence[str], text_column: str) -> _Rows:
-    from common.site.documents import read_columns
+    from common.site.formats import read_columns
 
     wanted = [text_column, site_column, *code_columns]
     table = read_columns(path, wanted)

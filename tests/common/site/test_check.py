@@ -14,7 +14,7 @@ import pytest
 from common.errors import DataError, MissingExtraError, SiteConfigError, UserError
 from common.site.check import STRONG_LIBRARIES, SiteCheck, check_site
 from common.site.config import Site
-from common.site.documents import Problem
+from common.site.formats import Problem
 from common.study import Study
 
 SECRET = "Mrs Zwiebelfisch of bed 12"

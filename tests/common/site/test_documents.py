@@ -20,9 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import DataError
-from common.site import documents as module
+from common.site import formats as module
 from common.site.config import Site
-from common.site.documents import SUFFIXES, Documents, Problem, RowProblem, as_text, read_columns
+from common.site.documents import Documents, RowProblem
+from common.site.formats import SUFFIXES, Problem, as_text, read_columns
 from common.study import Study
 
 SECRET = "Mrs Zwiebelfisch of bed 12"
