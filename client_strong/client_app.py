@@ -49,6 +49,7 @@ def answer(site: Site, request: TrainRequest, plan: PrivacyPlan, parts: Sequence
     if request.frozen_sha256 != generator.frozen_sha256():
         raise AdapterMismatchError(f"site {site.name!r}: the frozen part of the adapter isn't the study's")
     documents = Documents.load(site, study)
+    log.info("documents at site %s: %s", site.name, documents.report())
     profile = {PROFILE: noisy_profile(documents, study, plan.profile)} if PROFILE in parts else {}
     trained = train_round(
         generator,

@@ -43,6 +43,7 @@ def answer(site: Site, request: VoteRequest, plan: PrivacyPlan) -> Mapping[str, 
         raise PrivacyError(f"site {site.name!r}: a weak site's plan is needed, this is a {type(plan).__name__}")
     study = request.study
     documents = Documents.load(site, study)
+    log.info("documents at site %s: %s", site.name, documents.report())
     embedder = load_embedder(study.voting.embedder, site.models)
     log.info("voting on %d candidates", len(request.pool))
     return {

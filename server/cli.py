@@ -192,11 +192,7 @@ def site_check(
     loaded, config = Study.load(study), Site.load(site)
     check_study(config, loaded)
     found = check_site(config, loaded)
-    screen.print(
-        f"site {config.name} ({config.tier}): {found.documents} documents of {found.units} units can be used, "
-        f"{found.undeclared} have undeclared values, {sum(found.problems.values())} rows are malformed",
-        highlight=False,
-    )
+    screen.print(Text(f"site {config.name} ({config.tier})\n{found.report}"), soft_wrap=True)
 
 
 def _launch(study: Path, sites: Path, out: Path | None, engine: str, as_json: bool, weak_env: Path | None) -> None:

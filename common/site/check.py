@@ -31,6 +31,8 @@ class SiteCheck:
         Rows left out because the study doesn't declare one of their values.
     problems
         Malformed rows left out: reason in words -> number of rows.
+    report
+        What was read and left out, in words, with row numbers.
     codes
         Documents under each control code, exact, int64 ``(codes,)``.
     """
@@ -39,6 +41,7 @@ class SiteCheck:
     units: int
     undeclared: int
     problems: Mapping[str, int]
+    report: str
     codes: NDArray[np.int64]
 
     def __repr__(self) -> str:
@@ -60,7 +63,14 @@ def check_site(site: Site, study: Study, *, progress: Progress | None = None) ->
     reasons = Counter(problem.reason.value for problem in documents.problems)
     _check_units(site, study, documents, reasons)
     codes = np.bincount(documents.codes, minlength=len(study.codes)).astype(np.int64)
-    return SiteCheck(len(documents), documents.unit_count, documents.undeclared, dict(reasons), codes)
+    return SiteCheck(
+        documents=len(documents),
+        units=documents.unit_count,
+        undeclared=documents.undeclared,
+        problems=dict(reasons),
+        report=documents.report(),
+        codes=codes,
+    )
 
 
 def check_libraries(site: Site) -> None:

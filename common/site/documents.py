@@ -22,6 +22,9 @@ from common.site.config import Site
 from common.site.formats import Problem, Row, as_text, format_of, rows_of
 from common.study import Study
 
+REPORTED_ROWS = 20
+"""Malformed rows that a report names; it counts the rest."""
+
 Progress = Callable[[int], None]
 """Called now and then with the rows read so far. A private number: for the operator's screen."""
 
@@ -76,6 +79,19 @@ class Documents:
     def unit_count(self) -> int:
         """Number of privacy units. Private."""
         return int(self.units.max()) + 1 if self.units.size else 0
+
+    def report(self) -> str:
+        """What was read and what was left out, by row number and reason. Private: for the operator's screen and log."""
+        named = [f"row {problem.row}: {problem.reason.value}" for problem in self.problems[:REPORTED_ROWS]]
+        more = len(self.problems) - len(named)
+        lines = [
+            f"{len(self)} documents of {self.unit_count} units can be used",
+            f"{self.undeclared} rows have values that the study doesn't declare",
+            f"{len(self.problems)} rows are malformed",
+            *(f"  {line}" for line in named),
+            *([f"  and {more} more"] if more else []),
+        ]
+        return "\n".join(lines)
 
     def by_unit(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(order, offsets): documents of unit ``u`` are ``order[offsets[u]:offsets[u + 1]]``.

@@ -498,6 +498,15 @@ def test_any_bytes_give_documents_or_a_data_error(tmp_path: Path, data: bytes, s
         assert Documents.load(site(path), study()).codes.dtype == np.int32
 
 
+def test_the_operators_report_names_rows_and_reasons_and_no_content(tmp_path: Path) -> None:
+    rows = [*ROWS, *({"text": "", "topic": SECRET, "stars": 1, "patient": SECRET} for _ in range(30))]
+    report = Documents.load(site(written(tmp_path, ".parquet", rows)), study()).report()
+    assert "row 5: the text is empty" in report
+    assert "and 12 more" in report
+    assert "1 rows have values that the study doesn't declare" in report
+    assert SECRET not in report
+
+
 def test_progress_counts_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_ROWS", 3)
     seen: list[int] = []
