@@ -121,6 +121,8 @@ class AdapterOptimizer:
 
 
 def _post_processed(parameter: torch.nn.Parameter) -> Noised:
+    # No Noised value is passed on here, so this is a line to audit: the weights began as the server's public adapter,
+    # and `AdapterOptimizer.step`, which takes Noised gradients only, is all that has moved them.
     weights = parameter.detach().numpy()
     return post_process(lambda _: weights, ())
 

@@ -77,9 +77,8 @@ def run_study(grid: Grid, run: Run) -> None:
 
     with progress.phase("pool", total=study.pool.size):
         sampler = TextSampler(generator, study)
-        sizes = pool_sizes(
-            sum_profiles(list(tuned.profiles.values())), len(study.codes), study.pool.size, study.pool.floor
-        )
+        strong_profile = sum_profiles(list(tuned.profiles.values())) if tuned.profiles else None
+        sizes = pool_sizes(strong_profile, len(study.codes), study.pool.size, study.pool.floor)
         pool = to_pool(sampler.sample(sizes, lambda made, wanted: progress.step("pool", made, wanted)))
         if not len(pool):
             raise GenerationError(f"pool: none of {study.pool.size} texts was usable; dropped: {sampler.drops}")
