@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,10 @@ class Selection:
 
 
 def sum_profiles(profiles: Sequence[Counts]) -> Counts:
-    """Sum of noisy count vectors of equal length.
+    """Sum of noisy count vectors of equal length, int64 ``(cells,)`` each; also of ballots.
+
+    A sum can't wrap around: what a single vector may add is capped far above any honest count, so that one hostile
+    site can't turn the total negative.
 
     Raises
     ------
@@ -46,7 +50,8 @@ def sum_profiles(profiles: Sequence[Counts]) -> Counts:
         raise ProtocolError("sum_profiles: no profiles; at least one is needed")
     if len({profile.shape for profile in profiles}) != 1:
         raise ProtocolError(f"sum_profiles: profiles have shapes {sorted({p.shape for p in profiles})}; one is needed")
-    return np.sum(np.stack(profiles), axis=0, dtype=np.int64)
+    cap = np.iinfo(np.int64).max // len(profiles)
+    return np.sum(np.clip(np.stack(profiles, dtype=np.int64), -cap, cap), axis=0, dtype=np.int64)
 
 
 def quotas(profile: Counts, total: int) -> Counts:
@@ -54,7 +59,19 @@ def quotas(profile: Counts, total: int) -> Counts:
 
     Negative counts are noise around nothing and get nothing. If no count is positive, all codes share
     alike. Computed in integers, so no total is too large; equal remainders go to the lower code.
+
+    Parameters
+    ----------
+    profile
+        Noisy counts, int64 ``(codes,)``.
+
+    Raises
+    ------
+    StudyError
+        If ``total`` is negative, or there is no code to give it to.
     """
+    if total < 0 or not profile.size:
+        raise StudyError(f"quotas: {total} texts over {profile.size} codes; at least 0 texts and 1 code are needed")
     shares = [max(0, int(count)) for count in profile]
     if not any(shares):
         shares = [1] * len(shares)
@@ -70,42 +87,64 @@ def quotas(profile: Counts, total: int) -> Counts:
 def pool_sizes(profile: Counts | None, codes: int, size: int, floor: float) -> Counts:
     """Candidates per code: ``floor`` of the pool spread evenly, the rest by the strong sites' noisy profile.
 
-    Every code gets at least one, so that codes which only weak sites hold can be voted on. Sums to ``size``.
+    Every code gets at least one, so that codes which only weak sites hold can be voted on. Sums to ``size``. Without a
+    profile, or with nothing positive in it, the whole pool is spread evenly.
+
+    Parameters
+    ----------
+    profile
+        Sum of the strong sites' noisy profiles, int64 ``(codes,)``.
+    floor
+        Share of the pool, 0 to 1.
 
     Raises
     ------
     StudyError
         If there are more codes than candidates.
+    ProtocolError
+        If the profile has another length than there are codes.
     """
     if size < codes:
         raise StudyError(
             f"pool.size is {size}, fewer than the {codes} codes; at least one candidate per code is needed"
         )
+    if profile is not None and profile.shape != (codes,):
+        raise ProtocolError(f"pool_sizes: the profile has shape {profile.shape}; ({codes},) is needed")
+    alike = np.ones(codes, dtype=np.int64)
+    if profile is None or not (profile > 0).any():
+        # In one go: two even shares would both give their remainder to the lower codes.
+        return quotas(alike, size)
     even = max(codes, min(size, round(size * floor)))
-    spread = quotas(np.ones(codes, dtype=np.int64), even)
-    follow = profile if profile is not None else np.ones(codes, dtype=np.int64)
-    return spread + quotas(follow, size - even)
+    return quotas(alike, even) + quotas(profile, size - even)
 
 
 def simplex_weights(votes: Counts, total: float) -> Weights:
     """Noisy votes -> weights that sum to 1: Euclidean projection onto {v >= 0, sum v = total} (Duchi et al. 2008).
 
-    ``total`` is what the votes of a code should sum to, K times the profile. Candidates that only noise voted for get
-    exactly 0, where clipping at 0 would keep half of them.
+    Candidates that only noise voted for get exactly 0, where clipping at 0 would keep half of them.
+
+    Parameters
+    ----------
+    votes
+        Noisy votes on one code's candidates, int64 ``(J,)``; the result has this shape too. J may be 0.
+    total
+        What the votes should sum to, K times the profile. Without a positive total there is one vote to give out.
     """
     if not votes.size:
         return np.zeros(0)
-    values = votes.astype(np.float64)
-    descending = np.sort(values)[::-1]
-    excess = np.cumsum(descending) - max(float(total), 1.0)
-    ranks = np.arange(1, values.size + 1)
-    last = np.flatnonzero(descending - excess / ranks > 0)[-1]
-    projected = np.maximum(values - excess[last] / ranks[last], 0.0)
+    # The projection is the same for votes that are all shifted alike. Gaps to the highest vote are exact where floats
+    # of the votes aren't; read as unsigned they hold any two int64, so no ballot, however absurd, breaks the sum.
+    gaps = (votes.max() - votes).view(np.uint64).astype(np.float64)
+    ascending = np.sort(gaps)
+    filled = np.cumsum(ascending) + (float(total) if total > 0 else 1.0)
+    ranks = np.arange(1, gaps.size + 1)
+    last = np.flatnonzero(ascending * ranks < filled)[-1]
+    projected = np.where(gaps <= ascending[last], np.maximum(filled[last] / ranks[last] - gaps, 0.0), 0.0)
     return np.asarray(projected / projected.sum())
 
 
 def clipped_weights(votes: Counts) -> Weights:
-    """The paper's way: clip at 0 and normalise; all alike if nothing is positive."""
+    """The paper's way (RAFT): clip at 0 and normalise; all alike if nothing is positive. int64 ``(J,)`` -> ``(J,)``."""
     clipped = np.maximum(votes, 0).astype(np.float64)
     if not clipped.size or not clipped.sum():
         return np.full(votes.size, 1 / max(votes.size, 1))
@@ -139,7 +178,7 @@ def select(
     quotas
         Texts wanted per code, int64 ``(codes,)``.
     neighbours
-        K: every voting unit gave up to K votes.
+        K: every voting unit gave K votes, or one to each candidate of its code where there are fewer.
     profile
         Summed noisy profile of the sites that voted, int64 ``(codes,)``.
     generator
@@ -149,17 +188,30 @@ def select(
     ------
     StudyError
         If the rule is unknown.
+    ProtocolError
+        If there isn't one vote per candidate, or one count per code.
     """
     if rule not in SELECTION_RULES:
         raise StudyError(f"corpus.selection is {rule!r}; one of {sorted(SELECTION_RULES)} is accepted")
-    chosen, shortfall = [], np.zeros_like(quotas)
-    for code, quota in enumerate(quotas):
-        candidates = np.flatnonzero(codes_of_candidates == code)
-        expected = neighbours * max(int(profile[code]), 1)
-        drawn = SELECTION_RULES[rule](votes[candidates], expected, int(quota), generator)
+    if votes.shape != codes_of_candidates.shape or profile.shape != quotas.shape:
+        raise ProtocolError(
+            f"select: votes {votes.shape}, candidates {codes_of_candidates.shape}, profile {profile.shape}, quotas "
+            f"{quotas.shape}; one vote per candidate and one count per code are needed"
+        )
+    chosen, shortfall = [_none()], np.zeros_like(quotas)
+    for code, candidates in enumerate(_by_code(codes_of_candidates, quotas.size)):
+        expected = min(neighbours, candidates.size) * max(int(profile[code]), 1)
+        drawn = SELECTION_RULES[rule](votes[candidates], expected, int(quotas[code]), generator)
         chosen.append(candidates[drawn])
-        shortfall[code] = quota - drawn.size
+        shortfall[code] = quotas[code] - drawn.size
     return Selection(np.concatenate(chosen).astype(np.int64), shortfall)
+
+
+def _by_code(codes_of_candidates: NDArray[np.integer], codes: int) -> list[Counts]:
+    """Candidate indices of every code, ascending. Sorted once: a study may have a hundred thousand codes."""
+    order = np.argsort(codes_of_candidates, kind="stable")
+    bounds = np.searchsorted(codes_of_candidates[order], np.arange(codes + 1))
+    return [order[start:end] for start, end in pairwise(bounds)]
 
 
 def _highest_first(votes: Counts, expected: float, quota: int, generator: np.random.Generator) -> Counts:

@@ -1,4 +1,8 @@
-"""The corpus and the artefacts of a run on disk. Everything written here is public or already noised."""
+"""The corpus and the artefacts of a run on disk. Everything written here is public or already noised.
+
+Every file is written whole or not at all. Texts may hold anything: line ends and NUL are escaped, and a lone
+surrogate, which no UTF-8 file can hold, becomes U+FFFD.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+from zipfile import BadZipFile
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +20,16 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from common.codes import ControlCodes
+from common.errors import DataError, ProtocolError
 from common.protocol import CandidatePool
 from server.workspace import Workspace, write_atomically
 
 Counts = NDArray[np.int64]
+Origin = Literal["candidate", "top-up", "repeat"]
+
+_OWN_COLUMNS = ("id", "text", "origin")
+_LINE_ENDS = str.maketrans({c: f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"})
+"""Line ends that JSON doesn't escape, but that some readers of JSON lines cut at."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +44,28 @@ class CorpusText:
 
     text: str
     code: int
-    origin: Literal["candidate", "top-up", "repeat"]
+    origin: Origin
 
 
 def write_corpus(workspace: Workspace, codes: ControlCodes, texts: Sequence[CorpusText]) -> None:
-    """Write ``corpus.jsonl`` and ``corpus.parquet``: id, text, one column per attribute, origin. Nothing site-level."""
+    """Write ``corpus.jsonl`` and ``corpus.parquet`` (zstd): id, text, one column per attribute, origin.
+
+    Nothing in them says which site held or voted for what. An id is the text's place in ``texts``, so the same corpus
+    has the same ids.
+    """
     width = len(str(len(texts)))
+    attributes = _attribute_columns(codes)
     rows = [
         {
             "id": f"{number:0{width}d}",
             "text": _encodable(t.text),
-            **codes.as_mapping(t.code),
+            **dict(zip(attributes, codes.combinations[t.code], strict=True)),
             "origin": t.origin,
         }
         for number, t in enumerate(texts)
     ]
     write_atomically(workspace.corpus_jsonl, _json_lines(rows))
-    columns = ["id", "text", *codes.names, "origin"]
+    columns = ["id", "text", *attributes, "origin"]
     table = pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in columns})
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
@@ -57,9 +73,21 @@ def write_corpus(workspace: Workspace, codes: ControlCodes, texts: Sequence[Corp
 
 
 def read_corpus(workspace: Workspace, codes: ControlCodes) -> list[CorpusText]:
-    """Read ``corpus.jsonl`` back."""
-    rows = [json.loads(line) for line in _lines(workspace.corpus_jsonl)]
-    return [CorpusText(r["text"], _code(codes, r), r["origin"]) for r in rows]
+    """Read ``corpus.jsonl`` back.
+
+    Raises
+    ------
+    DataError
+        If a line isn't a text of this study's corpus.
+    """
+    path, attributes = workspace.corpus_jsonl, _attribute_columns(codes)
+    return [_corpus_text(path, number, row, codes, attributes) for number, row in enumerate(_rows(path), start=1)]
+
+
+def check_corpus(texts: Sequence[CorpusText], quotas: Counts) -> Counts:
+    """Texts that each code has, int64 ``(codes,)``; equal to ``quotas`` unless a code has a hole. Never raises."""
+    within = [text.code for text in texts if 0 <= text.code < quotas.size]
+    return np.bincount(np.array(within, dtype=np.int64), minlength=quotas.size).astype(np.int64)
 
 
 def write_pool(path: Path, pool: CandidatePool) -> None:
@@ -69,40 +97,95 @@ def write_pool(path: Path, pool: CandidatePool) -> None:
 
 
 def read_pool(path: Path) -> CandidatePool:
-    """Inverse of `write_pool`."""
-    rows = [json.loads(line) for line in _lines(path)]
+    """Inverse of `write_pool`.
+
+    Raises
+    ------
+    DataError
+        If the file isn't a pool.
+    """
+    rows = _rows(path)
+    if not all(isinstance(r.get("text"), str) and isinstance(r.get("code"), int) for r in rows):
+        raise DataError(f"{path}: not a candidate pool; every line needs a text and the number of its code")
     return CandidatePool(tuple(r["text"] for r in rows), np.array([r["code"] for r in rows], dtype=np.int32))
 
 
 def write_profiles(path: Path, profiles: Mapping[str, Counts]) -> None:
-    """Write the noisy profiles by site."""
+    """Write the noisy profiles by site, int64 ``(codes,)`` each (JSON)."""
     write_atomically(path, json.dumps({name: p.tolist() for name, p in profiles.items()}, indent=1).encode())
 
 
 def read_profiles(path: Path) -> dict[str, Counts]:
-    """Inverse of `write_profiles`."""
-    loaded = json.loads(path.read_text(encoding="utf-8"))
-    return {name: np.array(counts, dtype=np.int64) for name, counts in loaded.items()}
+    """Inverse of `write_profiles`.
+
+    Raises
+    ------
+    DataError
+        If the file isn't one of profiles.
+    """
+    try:
+        loaded = json.loads(_content(path).decode("utf-8"))
+        return {name: np.array(counts, dtype=np.int64) for name, counts in loaded.items()}
+    except (ValueError, TypeError, AttributeError, OverflowError) as cause:
+        raise DataError(f"{path}: not a file of noisy profiles: {cause}") from cause
 
 
 def write_ballots(path: Path, ballots: Mapping[str, Counts]) -> None:
-    """Write the noisy ballots by site (npz)."""
+    """Write the noisy ballots by site, int64 ``(candidates,)`` each (npz: ``sites`` and ``ballots``).
+
+    Sites are rows and not members of the archive: numpy gives some member names a meaning of their own.
+
+    Raises
+    ------
+    ProtocolError
+        If the ballots' lengths differ.
+    """
+    if len({ballot.shape for ballot in ballots.values()}) > 1:
+        raise ProtocolError(f"write_ballots: shapes {[b.shape for b in ballots.values()]}; one is needed")
+    rows = np.stack(list(ballots.values())) if ballots else np.zeros((0, 0), dtype=np.int64)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **dict(ballots))
+    np.savez_compressed(buffer, sites=np.array(list(ballots), dtype=np.str_), ballots=rows.astype(np.int64))
     write_atomically(path, buffer.getvalue())
 
 
 def read_ballots(path: Path) -> dict[str, Counts]:
-    """Inverse of `write_ballots`."""
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+    """Inverse of `write_ballots`. Nothing in the file is executed (no pickle).
+
+    Raises
+    ------
+    DataError
+        If the file isn't one of ballots.
+    """
+    try:
+        with np.load(io.BytesIO(_content(path)), allow_pickle=False) as archive:
+            return dict(zip(archive["sites"].tolist(), archive["ballots"], strict=True))
+    except (ValueError, TypeError, AttributeError, LookupError, EOFError, BadZipFile) as cause:
+        raise DataError(f"{path}: not a file of noisy ballots: {cause}") from cause
 
 
-def _code(codes: ControlCodes, row: Mapping[str, str]) -> int:
-    index = codes.index(tuple(row[name] for name in codes.names))
-    if index is None:
-        raise KeyError(f"corpus row {row['id']!r} has values that the study doesn't declare")
-    return index
+def _attribute_columns(codes: ControlCodes) -> tuple[str, ...]:
+    """Column of each attribute: its name, unless the corpus has a column of that name itself."""
+    taken = {*_OWN_COLUMNS, *codes.names}
+    return tuple(_free(name, taken) if name in _OWN_COLUMNS else name for name in codes.names)
+
+
+def _free(column: str, taken: set[str]) -> str:
+    while column in taken:
+        column = f"code.{column}"
+    return column
+
+
+def _corpus_text(
+    path: Path, number: int, row: Mapping[str, Any], codes: ControlCodes, attributes: Sequence[str]
+) -> CorpusText:
+    code = codes.index(tuple(str(row.get(name)) for name in attributes))
+    if code is None:
+        raise DataError(f"{path}: line {number} has attribute values that the study doesn't declare")
+    if not isinstance(row.get("text"), str) or row.get("origin") not in get_args(Origin):
+        raise DataError(
+            f"{path}: line {number} is no corpus text; a text and an origin of {get_args(Origin)} are needed"
+        )
+    return CorpusText(row["text"], code, row["origin"])
 
 
 def _encodable(text: str) -> str:
@@ -111,9 +194,22 @@ def _encodable(text: str) -> str:
 
 
 def _json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    return "".join(json.dumps(row, ensure_ascii=False).translate(_LINE_ENDS) + "\n" for row in rows).encode()
 
 
-def _lines(path: Path) -> list[str]:
-    # Only \n ends a line here; str.splitlines would also cut at U+2028 inside a text.
-    return [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        # Only \n ends a line here; str.splitlines would also cut at U+2028 inside a text.
+        rows = [json.loads(line) for line in _content(path).decode("utf-8").split("\n") if line]
+    except ValueError as cause:
+        raise DataError(f"{path}: not JSON lines: {cause}") from cause
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path}: every line must be a JSON object")
+    return rows
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as cause:
+        raise DataError(f"{path}: can't be read: {cause.strerror}") from cause

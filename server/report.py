@@ -1,8 +1,14 @@
-"""A summary for people: the closing table of the command line, and a page of Markdown."""
+"""A summary for people: the closing table of the command line, and a page of Markdown.
+
+What is shown is public or already noised. Synthetic texts, names and warnings are data: no markup or control character
+in them has an effect. A bound of a promise is only ever rounded up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,11 +17,28 @@ from rich.table import Table
 from rich.text import Text
 
 from server.progress import PHASES
-from server.summary import CodeSummary, SiteSummary, Summary, phases
+from server.summary import CodeSummary, Sample, SiteSummary, Summary, phases
 from server.workspace import Workspace, write_atomically
 
 MAX_CODES = 30
 SHOWN_CODES = 20
+SCREEN_CHARACTERS = 400
+"""Of a sample, on a screen: five lines at 80 columns."""
+PAGE_CHARACTERS = 2000
+"""Of a sample, on the page."""
+
+
+class _Row(NamedTuple):
+    """Numbers of one code, or of several together. ``fresh`` are the texts that no one voted on."""
+
+    profile: int
+    votes: int
+    candidates: int
+    wanted: int
+    made: int
+    chosen: int
+    fresh: int
+    repeated: int
 
 
 def write_summary(workspace: Workspace, summary: Summary) -> None:
@@ -25,118 +48,125 @@ def write_summary(workspace: Workspace, summary: Summary) -> None:
 
 
 def render_summary(summary: Summary, console: Console) -> None:
-    """Print a summary. Synthetic texts are shown as they are: no markup in them has an effect."""
+    """Print a summary: what came per code and per site, the privacy promise, samples, notes and files."""
     console.print()
     console.print(_code_table(summary))
     console.print(_site_table(summary))
-    console.print(Text(_promise(summary)))
-    console.print()
+    for line in (_origin(summary), _promise(summary)):
+        console.print(Text(line))
+        console.print()
     for sample in summary.samples:
-        console.print(Text(sample.label, style="bold"))
-        console.print(Padding(Text(_printable(sample.text)), (0, 0, 0, 2)))
+        console.print(Text(_printable(sample.label), style="bold"))
+        console.print(Padding(Text(_excerpt(sample, SCREEN_CHARACTERS)), (0, 0, 0, 2)))
     console.print()
     for warning in summary.warnings:
         console.print(Text(f"note: {_printable(warning)}", style="yellow"))
+    console.print(Text(f"time: {phases(summary.seconds, PHASES)}"))
     for name, path in summary.files.items():
-        console.print(Text(f"{name}: {path}"), soft_wrap=True)
+        console.print(Text(_printable(f"{name}: {path}")), soft_wrap=True)
 
 
 def to_markdown(summary: Summary) -> str:
-    """A page a person can read."""
-    codes = [
-        f"| {_cell(c.label)} | {c.profile} | {c.wanted} | {c.made} | {c.chosen} | {c.fresh} | {c.repeated} "
-        f"| {c.candidates} |"
-        for c in summary.codes
-    ]
+    """A page a person can read. All codes are in ``summary.json``; the page shows the largest if there are many."""
+    shown, rest = _largest(summary.codes)
+    rows = [(_cell(code.label), _row([code])) for code in shown]
+    rows += [(f"{len(rest)} more codes", _row(rest))] if rest else []
+    rows += [("**all**", _row(summary.codes))]
     sites = [
-        f"| {_cell(s.name)} | {s.tier} | {s.size_class} | {s.answers} | {_cell(s.outcome)} | {_epsilon(s)} |"
+        f"| {_cell(s.name)} | {_cell(s.tier)} | {s.size_class} | {s.answers} | {_cell(s.outcome)} | {_epsilon(s)} |"
         for s in summary.sites
     ]
-    samples = [f"- **{_cell(s.label)}**: {_cell(s.text)}" for s in summary.samples]
+    samples = [f"- **{_cell(s.label)}**: {_cell(_excerpt(s, PAGE_CHARACTERS))}" for s in summary.samples]
     return "\n".join(
         [
-            f"# Study {summary.study}, run {summary.run_id}",
+            f"# Study {_cell(summary.study)}, run {_cell(summary.run_id)}",
             "",
-            f"{summary.corpus_size} synthetic texts under {len(summary.codes)} control codes, selected from "
-            f"{summary.pool_size} candidates (rule `{summary.selection}`, K={summary.neighbours}).",
+            _origin(summary),
             "",
             _promise(summary),
             "",
             "## What was asked and what came",
             "",
-            "| code | noisy profile | wanted | made | candidates chosen | fresh | repeated | in the pool |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|",
-            *codes,
+            "Profile and votes are sums over sites and carry noise, so they may be negative. Wanted: the code's share "
+            "of the corpus by the profile. Made: its texts in the corpus, namely candidates taken from the pool, "
+            "fresh texts generated after the vote, and repeats where the generator had no more to give.",
+            "",
+            "| code | noisy profile | noisy votes | candidates | wanted | made | candidates taken | fresh | repeats |",
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+            *(f"| {label} | {' | '.join(map(str, row))} |" for label, row in rows),
             "",
             "## Sites",
             "",
-            "| site | tier | size class | answers | outcome | joint ε |",
+            "ε is the most that everything the study asks of a site can cost one of its units, at "
+            f"δ={summary.delta:g}; a site that wasn't asked has none.",
+            "",
+            "| site | tier | size class | answers | outcome | ε |",
             "|---|---|---:|---:|---|---:|",
             *sites,
             "",
             "## Samples",
             "",
-            *samples,
+            *(samples or ["- none"]),
             "",
             "## Notes",
             "",
             *([f"- {_cell(w)}" for w in summary.warnings] or ["- none"]),
             "",
-            f"Time: {phases(summary.seconds, PHASES)}. Study {summary.study_sha256}.",
+            "## Record",
             "",
-            *[f"- {name}: `{path}`" for name, path in summary.files.items()],
+            f"- study hash: `{_code(summary.study_sha256)}`",
+            f"- time: {phases(summary.seconds, PHASES)}",
+            f"- software: {_cell(_listed(summary.software))}",
+            *[f"- {_cell(name)}: `{_code(path)}`" for name, path in summary.files.items()],
             "",
         ]
     )
 
 
 def _code_table(summary: Summary) -> Table:
-    table = Table(title=f"Corpus of study {summary.study}: {summary.corpus_size} texts", box=SIMPLE_HEAD)
+    table = _table(f"Corpus of study {summary.study}: {summary.corpus_size} texts")
     for name in summary.attributes:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(_printable(name)), overflow="fold")
     for heading in ("profile", "wanted", "made", "fresh", "votes"):
         table.add_column(heading, justify="right", no_wrap=True)
     shown, rest = _largest(summary.codes)
     for code in shown:
-        table.add_row(
-            *map(Text, code.values),
-            *map(
-                str,
-                (code.profile, code.wanted, code.made, code.fresh + code.repeated, code.votes),
-            ),
-        )
+        table.add_row(*(Text(_printable(value)) for value in code.values), *_cells(_row([code])))
     if rest:
-        table.add_row(
-            f"… and {len(rest)} more codes",
-            *[""] * (len(summary.attributes) - 1),
-            *(
-                str(sum(values))
-                for values in (
-                    [c.profile for c in rest],
-                    [c.wanted for c in rest],
-                    [c.made for c in rest],
-                    [c.fresh + c.repeated for c in rest],
-                    [c.votes for c in rest],
-                )
-            ),
-        )
+        blank = [""] * (len(summary.attributes) - 1)
+        table.add_row(f"… and {len(rest)} more codes", *blank, *_cells(_row(rest)))
     return table
 
 
 def _site_table(summary: Summary) -> Table:
-    table = Table(title="Sites", box=SIMPLE_HEAD)
-    for heading in ("site", "tier", "size class", "answers", "outcome", f"ε at δ={summary.delta:g}"):
-        table.add_column(heading, justify="right" if heading in ("size class", "answers") else "left")
+    table = _table(f"Sites (ε at δ={summary.delta:g})")
+    for heading in ("site", "tier", "size class", "answers", "outcome", "ε"):
+        is_number = heading in ("size class", "answers", "ε")
+        table.add_column(heading, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
     for site in summary.sites:
         table.add_row(
-            Text(site.name),
-            site.tier,
+            Text(_printable(site.name)),
+            Text(_printable(site.tier)),
             str(site.size_class),
             str(site.answers),
-            Text(site.outcome),
+            Text(_printable(site.outcome)),
             _epsilon(site),
         )
     return table
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=Text(_printable(title), style="bold"), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+
+
+def _cells(row: _Row) -> tuple[str, ...]:
+    return tuple(map(str, (row.profile, row.wanted, row.made, row.fresh + row.repeated, row.votes)))
+
+
+def _row(codes: Sequence[CodeSummary]) -> _Row:
+    return _Row(*(sum(getattr(code, name) for code in codes) for name in _Row._fields))
 
 
 def _largest(codes: Sequence[CodeSummary]) -> tuple[Sequence[CodeSummary], Sequence[CodeSummary]]:
@@ -146,16 +176,51 @@ def _largest(codes: Sequence[CodeSummary]) -> tuple[Sequence[CodeSummary], Seque
     return by_size[:SHOWN_CODES], by_size[SHOWN_CODES:]
 
 
+def _origin(summary: Summary) -> str:
+    """Where the texts come from, in words."""
+    total = _row(summary.codes)
+    answered = sum(site.outcome == "answered" for site in summary.sites)
+    dropped = _listed({reason: str(count) for reason, count in summary.dropped.items()})
+    rule = f"rule {summary.selection}, {summary.neighbours} votes a {summary.unit}"
+    if summary.selection == "uniform":
+        rule = "evenly, votes had no say"
+    sentences = [
+        f"{total.made} of {total.wanted} texts under {len(summary.codes)} control codes; {answered} of "
+        f"{len(summary.sites)} sites answered.",
+        f"{total.chosen} texts were chosen from {summary.pool_size} candidates ({rule}), {total.fresh} were generated "
+        f"after the vote and {total.repeated} are repeats.",
+        f"Generated texts that weren't kept: {dropped}." if dropped else "",
+    ]
+    return " ".join(filter(None, sentences))
+
+
 def _promise(summary: Summary) -> str:
     return (
-        f"Privacy: every site's releases together are (ε={summary.epsilon:.3g}, δ={summary.delta:g})-differentially "
-        f"private for adding or removing one {summary.unit}. This is the corpus' guarantee for a person whose "
-        "documents are at one site; for a person at several sites the guarantees add up."
+        f"Privacy: every site's releases together are (ε={_at_most(summary.epsilon)}, δ={summary.delta:g})-"
+        f"differentially private for adding or removing one {summary.unit}. This is the corpus' guarantee for a "
+        "person whose documents are at one site; for a person at several sites the guarantees add up."
     )
 
 
 def _epsilon(site: SiteSummary) -> str:
-    return "-" if site.epsilon is None else f"{site.epsilon:.3f}"
+    return "-" if site.epsilon is None else _at_most(site.epsilon)
+
+
+def _at_most(epsilon: float) -> str:
+    """Three decimals, rounded up: a promise may not look better than it is."""
+    if not math.isfinite(epsilon):
+        return "∞"
+    # What is below the millionth is the float's, not the accountant's: 7.99 stays 7.990.
+    return f"{math.ceil(epsilon * 1000 - 1e-6) / 1000:.3f}"
+
+
+def _listed(named: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in named.items())
+
+
+def _excerpt(sample: Sample, characters: int) -> str:
+    text = " ".join(_printable(sample.text).split())
+    return text if len(text) <= characters else f"{text[: characters - 1].rstrip()}…"
 
 
 def _printable(text: str) -> str:
@@ -164,4 +229,9 @@ def _printable(text: str) -> str:
 
 def _cell(text: str) -> str:
     """Text inside a Markdown table or list: nothing in it may become structure."""
-    return "".join(f"\\{c}" if c in "\\`*_{}[]<>#|!" else c for c in _printable(text))
+    return "".join(f"\\{c}" if c in "\\`*_{}[]<>#|!~$&" else c for c in _printable(text))
+
+
+def _code(text: str) -> str:
+    """Text between backticks, where a backslash escapes nothing."""
+    return _printable(text).replace("`", "'")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -119,15 +122,155 @@ def test_the_default_rule_takes_the_most_voted_for() -> None:
     assert sorted(chosen.chosen.tolist()) == [1, 3]
 
 
-@pytest.mark.parametrize(("rule", "weights"), [("paper", [0.1, 0.3, 0.6, 0.0])])
-def test_the_papers_draw_follows_its_weights(rule: str, weights: list[float]) -> None:
+def test_the_papers_draw_follows_its_weights() -> None:
     drawn = select(
-        rule, votes=np.array([10, 30, 60, -5], np.int64), codes_of_candidates=np.zeros(4, np.int32),
+        "paper", votes=np.array([10, 30, 60, -5], np.int64), codes_of_candidates=np.zeros(4, np.int32),
         quotas=np.array([20_000]), neighbours=1, profile=np.array([100]), generator=np.random.default_rng(1),
     ).chosen  # fmt: skip
     counted = np.bincount(drawn, minlength=4)
     assert counted[3] == 0
-    assert stats.chisquare(counted[:3], np.array(weights[:3]) * 20_000).pvalue > 1e-4
+    assert stats.chisquare(counted[:3], np.array([0.1, 0.3, 0.6]) * 20_000).pvalue > 1e-4
+
+
+def test_the_weighted_draw_follows_its_weights_one_by_one() -> None:
+    """Drawn without replacement: the pair (i, j) has probability w_i w_j / (1 - w_i) + w_j w_i / (1 - w_j)."""
+    votes, weights, draws = np.array([10, 30, 60, -5], np.int64), np.array([0.1, 0.3, 0.6]), 20_000
+    generator, pairs = np.random.default_rng(1), np.zeros((4, 4))
+    for _ in range(draws):
+        first, second = sorted(_select_from_one_code("weighted", votes, 2, profile=100, generator=generator))
+        pairs[first, second] += 1
+    assert pairs[:, 3].sum() == 0, "below the threshold"
+    expected = [
+        weights[i] * weights[j] / (1 - weights[i]) + weights[i] * weights[j] / (1 - weights[j])
+        for i, j in ((0, 1), (0, 2), (1, 2))
+    ]
+    assert stats.chisquare([pairs[0, 1], pairs[0, 2], pairs[1, 2]], np.array(expected) * draws).pvalue > 1e-4
+
+
+def test_ties_are_broken_at_random_and_uniformly() -> None:
+    generator = np.random.default_rng(2)
+    drawn = [_select_from_one_code("simplex", np.full(5, 3, np.int64), 1, 15, generator)[0] for _ in range(5000)]
+    assert stats.chisquare(np.bincount(drawn, minlength=5)).pvalue > 1e-4
+
+
+def _select_from_one_code(
+    rule: str, votes: np.ndarray, quota: int, profile: int, generator: np.random.Generator
+) -> list[int]:
+    return select(
+        rule, votes=votes, codes_of_candidates=np.zeros(votes.size, np.int32), quotas=np.array([quota]), neighbours=1,
+        profile=np.array([profile]), generator=generator,
+    ).chosen.tolist()  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", sorted(SELECTION_RULES))
+@pytest.mark.parametrize("votes", [[], [0], [-5, -5, -9], [2**63 - 1, 0, -(2**63)], [10**6] * 3])
+@pytest.mark.parametrize("quota", [0, 2, 10**6])
+@pytest.mark.parametrize("profile", [-(10**6), 0, 10**12])
+def test_extreme_inputs_keep_the_invariant(rule: str, votes: list[int], quota: int, profile: int) -> None:
+    selection = select(
+        rule, votes=np.array(votes, np.int64), codes_of_candidates=np.zeros(len(votes), np.int32),
+        quotas=np.array([quota]), neighbours=8, profile=np.array([profile]), generator=np.random.default_rng(0),
+    )  # fmt: skip
+    assert selection.chosen.size + selection.shortfall[0] == quota
+    assert selection.shortfall[0] >= 0
+    assert selection.chosen.dtype == selection.shortfall.dtype == np.int64
+    if quota and votes:
+        assert selection.chosen.size, "even if all votes are negative, the best candidates are of use"
+
+
+def test_a_single_absurd_ballot_neither_wraps_around_nor_ends_the_run() -> None:
+    top = np.iinfo(np.int64).max
+    total = sum_profiles([np.array([top, 5]), np.array([top, -top - 1])])
+    assert total[0] > 0 > total[1]
+    weights = simplex_weights(np.array([top, 5, -top - 1]), 10)
+    assert weights.tolist() == [1.0, 0.0, 0.0]
+
+
+@given(st.lists(VOTES, min_size=1, max_size=5))
+def test_sums_are_exact(ballots: list[np.ndarray]) -> None:
+    length = min(ballot.size for ballot in ballots)
+    cut = [ballot[:length] for ballot in ballots]
+    assert sum_profiles(cut).tolist() == [sum(int(b[i]) for b in cut) for i in range(length)]
+
+
+@given(VOTES, st.integers(1, 500), st.integers(-(10**12), 10**12))
+def test_the_projection_does_not_see_a_shift_of_all_votes(votes: np.ndarray, total: int, shift: int) -> None:
+    assert simplex_weights(votes + shift, total).tolist() == simplex_weights(votes, total).tolist()
+
+
+@given(VOTES, st.integers(1, 500), st.randoms(use_true_random=False))
+def test_weights_do_not_depend_on_the_order_of_candidates(votes: np.ndarray, total: int, shuffler: Random) -> None:
+    order = list(range(votes.size))
+    shuffler.shuffle(order)
+    np.testing.assert_allclose(simplex_weights(votes[order], total), simplex_weights(votes, total)[order], atol=1e-12)
+    np.testing.assert_allclose(clipped_weights(votes[order]), clipped_weights(votes)[order], atol=1e-12)
+
+
+@given(VOTES, st.integers(1, 500))
+def test_what_is_below_the_threshold_is_exactly_zero(votes: np.ndarray, total: int) -> None:
+    """In exact fractions: float noise may not make a candidate useful that nobody voted for."""
+    descending = sorted((int(vote) for vote in votes), reverse=True)
+    thresholds = [Fraction(sum(descending[:k]) - total, k) for k in range(1, len(descending) + 1)]
+    last = max(k for k, threshold in enumerate(thresholds) if descending[k] > threshold)
+    assert ((simplex_weights(votes, total) > 0) == [int(vote) > thresholds[last] for vote in votes]).all()
+
+
+@pytest.mark.parametrize("total", [0, -7])
+def test_without_a_positive_total_one_vote_is_given_out(total: float) -> None:
+    assert simplex_weights(np.array([4, 4, 1]), total).tolist() == [0.5, 0.5, 0.0]
+    assert simplex_weights(np.zeros(0, np.int64), total).size == 0
+
+
+def test_a_million_candidates_and_votes_sum_to_one() -> None:
+    votes = np.random.default_rng(0).integers(-(10**6), 10**6, 10**6)
+    for total in (1, 10**6, 10**12):
+        assert simplex_weights(votes, total).sum() == pytest.approx(1)
+
+
+@given(COUNTS, st.integers(0, 10**9))
+def test_a_larger_count_never_gets_a_smaller_quota(profile: np.ndarray, total: int) -> None:
+    given_out = quotas(profile, total)
+    upwards = sorted(range(profile.size), key=lambda code: (max(0, profile[code]), -code))
+    assert (np.diff(given_out[upwards]) >= 0).all()
+
+
+def test_equal_remainders_go_to_the_lower_code() -> None:
+    assert quotas(np.array([1, 1, 1]), 5).tolist() == [2, 2, 1]
+    assert quotas(np.array([-3, 0]), 3).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("profile", [None, np.array([0, -4, 0])])
+def test_a_pool_without_a_profile_is_even(profile: np.ndarray | None) -> None:
+    for size in range(3, 30):
+        sizes = pool_sizes(profile, 3, size, 0.5)
+        assert sizes.sum() == size
+        assert sizes.max() - sizes.min() <= 1
+
+
+def test_a_unit_votes_for_all_candidates_where_there_are_fewer_than_k() -> None:
+    """Two candidates, 10 units, K=8: 20 votes, not 80. At 80 the candidate without votes would still be of use."""
+    selection = select(
+        "simplex", votes=np.array([50, -10]), codes_of_candidates=np.zeros(2, np.int32), quotas=np.array([2]),
+        neighbours=8, profile=np.array([10]), generator=np.random.default_rng(0),
+    )  # fmt: skip
+    assert selection.chosen.tolist() == [0]
+    assert selection.shortfall.tolist() == [1]
+
+
+def test_inputs_that_do_not_fit_together_are_refused() -> None:
+    one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
+    for votes, profile in ((two, one), (one, two)):
+        with pytest.raises(ProtocolError, match="one vote per candidate and one count per code"):
+            select(
+                "simplex", votes=votes, codes_of_candidates=one, quotas=one, neighbours=1, profile=profile,
+                generator=np.random.default_rng(0),
+            )  # fmt: skip
+    with pytest.raises(ProtocolError, match="shape"):
+        pool_sizes(two, 3, 10, 0.5)
+    with pytest.raises(StudyError, match="-1 texts"):
+        quotas(one, -1)
+    with pytest.raises(StudyError, match="0 codes"):
+        quotas(np.zeros(0, np.int64), 1)
 
 
 def test_an_unknown_rule_and_unequal_profiles_are_refused() -> None:

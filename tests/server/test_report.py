@@ -1,21 +1,17 @@
-"""Summary and corpus files: readable, exact, and no text in them can act as markup."""
+"""Summaries: readable, exact, and no text in them can act as markup."""
 
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
-import pyarrow.parquet as pq
+import pytest
 from rich.console import Console
 
-from common.codes import ControlCodes
-from server.corpus import CorpusText, read_corpus, write_corpus
-from server.report import render_summary, to_markdown
-from server.summary import CodeSummary, Sample, SiteSummary, Summary
+from server.report import render_summary, to_markdown, write_summary
+from server.summary import CodeSummary, Sample, SiteSummary, Summary, read_summary
 from server.workspace import Workspace, replace_folder
 
-CODES = ControlCodes.model_validate({"attributes": [{"name": "topic", "values": ["a", "b"]}]})
 HOSTILE = "[bold red]x[/] <script>|`\x1b[2J"
 
 
@@ -67,17 +63,78 @@ def test_many_codes_are_summed_up_and_nothing_is_lost() -> None:
     assert "150" in shown, "30 codes of 5 texts"
 
 
-def test_the_corpus_reads_back_the_same_from_both_files(tmp_path: Path) -> None:
-    texts = [CorpusText(t, i % 2, "candidate") for i, t in enumerate(["plain", "ü\u2028x", 'quo"te', "\ud800 lone"])]
-    workspace = Workspace(tmp_path)
-    write_corpus(workspace, CODES, texts)
-    read = read_corpus(workspace, CODES)
-    assert [t.text for t in read] == ["plain", "ü\u2028x", 'quo"te', "\ufffd lone"]
-    table = pq.read_table(workspace.corpus_parquet)
-    assert table.column_names == ["id", "text", "topic", "origin"]
-    assert table["text"].to_pylist() == [t.text for t in read]
-    lines = [json.loads(line) for line in workspace.corpus_jsonl.read_text().split("\n") if line]
-    assert lines == table.to_pylist()
+@pytest.mark.parametrize("width", [80, 120])
+def test_long_names_are_folded_and_none_is_cut_off(width: int) -> None:
+    name, outcome = "st-elsewhere-university-hospital-trust", "refused: BUDGET_EXCEEDED"
+    site = SiteSummary(name=name, tier="weak", size_class=100_000, answers=0, outcome=outcome, epsilon=None)
+    shown = _shown(_summary().model_copy(update={"sites": (site,)}), width)
+    squeezed = "".join(shown.split())
+    assert "…" not in shown
+    assert all(len(line.rstrip()) <= width for line in shown.splitlines())
+    assert "BUDGET_EXCEEDED" in squeezed
+    assert name.startswith("st-elsewhere-univ")
+    assert "st-elsewhere-univ" in squeezed
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "said"), [(7.99, "7.990"), (8.0, "8.000"), (8.0041, "8.005"), (0.00001, "0.001"), (float("inf"), "∞")]
+)
+def test_a_promise_is_never_rounded_to_look_better(epsilon: float, said: str) -> None:
+    site = SiteSummary(name="n", tier="weak", size_class=1, answers=1, outcome="answered", epsilon=epsilon)
+    summary = _summary().model_copy(update={"epsilon": epsilon, "sites": (site,)})
+    for page in (_shown(summary), to_markdown(summary)):
+        assert f"(ε={said}, δ=0.0001)" in page
+        assert page.count(said) == 2
+
+
+def test_a_very_long_text_does_not_bury_the_table() -> None:
+    summary = _summary().model_copy(update={"samples": (Sample(label="topic=0", text="word " * 4000),)})
+    assert len(_shown(summary).splitlines()) < 40
+    assert len(to_markdown(summary)) < 5000
+
+
+@pytest.mark.parametrize("hostile", [HOSTILE, "\x07\x9b31m", "a\nb\n# c", "\u202egnp", "`", "[link=file:///x]y[/link]"])
+def test_no_name_value_or_warning_acts_as_markup(hostile: str) -> None:
+    code = _summary().codes[0].model_copy(update={"values": (hostile,), "label": hostile})
+    site = _summary().sites[0].model_copy(update={"name": hostile, "outcome": hostile})
+    summary = _summary().model_copy(
+        update={
+            "attributes": (hostile,), "codes": (code,), "sites": (site,), "warnings": (hostile,), "study": hostile,
+            "files": {"corpus": hostile}, "samples": (Sample(label=hostile, text=hostile),),
+        }
+    )  # fmt: skip
+    out = io.StringIO()
+    render_summary(summary, Console(file=out, width=120, force_terminal=True, color_system=None))
+    page = to_markdown(summary)
+    for text in (out.getvalue(), page):
+        assert not set(text) & set("\x07\x9b\u202e")
+        assert "\x1b[2J" not in text
+        assert "\x1b]8" not in text, "no hyperlink"
+    assert page.count("\n# ") == 0
+    assert sum(line.startswith("#") for line in page.splitlines()) == 6
+    assert page.count("`") % 2 == 0 or "\\`" in page
+
+
+def test_the_page_names_what_was_wanted_made_dropped_and_run_with() -> None:
+    summary = _summary(codes=50).model_copy(update={"dropped": {"duplicate": 41}, "software": {"flwr": "1.42.0"}})
+    page = to_markdown(summary)
+    for words in (
+        "250 of 250 texts under 50 control codes; 1 of 2 sites answered",
+        "150 texts were chosen from 10 candidates (rule simplex, 3 votes a record), 100 were generated",
+        "duplicate 41",
+        "flwr 1.42.0",
+        "| 30 more codes | 1335 | 120 | 180 | 150 | 150 | 90 | 60 | 0 |",
+        "| **all** | 1725 | 200 | 300 | 250 | 250 | 150 | 100 | 0 |",
+        "west: lost",
+    ):
+        assert words in page
+    assert "votes had no say" in to_markdown(summary.model_copy(update={"selection": "uniform"}))
+
+
+def test_the_summary_reads_back_the_same(tmp_path: Path) -> None:
+    write_summary(Workspace(tmp_path), _summary())
+    assert read_summary(Workspace(tmp_path)) == _summary()
+    assert (tmp_path / "SUMMARY.md").read_text(encoding="utf-8") == to_markdown(_summary())
 
 
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
