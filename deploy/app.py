@@ -21,9 +21,12 @@ def stage_app(destination: Path) -> Path:
     Raises
     ------
     FederationError
-        If a package or the ``pyproject.toml`` isn't installed.
+        If that folder exists, or a package or the ``pyproject.toml`` isn't installed.
     """
     app = destination / "fedcorpus"
+    if app.exists():
+        # An older version's files in it would be bundled too; and it may be somebody's checkout.
+        raise FederationError(f"{app} exists already; the app is staged into a new folder")
     for package in PACKAGES:
         source = _package_folder(package)
         for file in sorted(source.rglob("*.py")):
@@ -38,14 +41,20 @@ def _package_folder(package: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise FederationError(f"package {package!r} isn't installed here; install fedcorpus")
-    return Path(next(iter(spec.submodule_search_locations)))
+    folder = Path(next(iter(spec.submodule_search_locations))).resolve()
+    expected = Path(__file__).resolve().parents[1] / package
+    # 'server' and 'common' are everybody's names: a stranger's package on the path must not be sent to sites.
+    if folder != expected:
+        raise FederationError(f"package {package!r} is found in {folder}, not in {expected}; it isn't fedcorpus' own")
+    return folder
 
 
 def _pyproject() -> Path:
-    """The project's own file in a checkout, or the copy that the wheel carries."""
+    """The copy that the wheel carries, or the project's own file in a checkout."""
     shipped = Path(__file__).parent / "app_pyproject.toml"
     checkout = _package_folder("common").parent / "pyproject.toml"
-    for candidate in (checkout, shipped):
+    # In this order: beside installed packages a careless wheel may have left its own pyproject.toml.
+    for candidate in (shipped, checkout):
         if candidate.is_file():
             return candidate
-    raise FederationError(f"neither {checkout} nor {shipped} is there; reinstall fedcorpus")
+    raise FederationError(f"neither {shipped} nor {checkout} is there; reinstall fedcorpus")

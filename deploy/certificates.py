@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from common.errors import FederationError
+
 LIFETIME = datetime.timedelta(days=90)
 _BACKDATED = datetime.timedelta(hours=1)
 """Clocks of two machines differ; a certificate that starts now may not have started there yet."""
@@ -60,7 +62,16 @@ def make_certificates(folder: Path, sites: Sequence[str], hosts: Sequence[str]) 
     ----------
     hosts
         DNS names and IP addresses of the SuperLink.
+
+    Raises
+    ------
+    FederationError
+        If there is no host, or a site's key would take the place of another file.
     """
+    if not hosts:
+        raise FederationError("hosts is empty; at least one DNS name or IP address of the SuperLink is needed")
+    if Certificates(folder).server_key in {Certificates(folder).node_key(site) for site in sites}:
+        raise FederationError("a site is named 'server', as the SuperLink's own key file is; give it another name")
     folder.mkdir(parents=True, exist_ok=True)
     files = Certificates(folder)
     authority_key = ec.generate_private_key(ec.SECP384R1())
@@ -144,4 +155,6 @@ def _write(path: Path, data: bytes, *, private: bool) -> None:
     # Created with its final mode: a private key is never readable by others, not even for a moment.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o644)
     with os.fdopen(descriptor, "wb") as file:
+        # A file that was there keeps its mode when it is opened.
+        os.fchmod(descriptor, 0o600 if private else 0o644)
         file.write(data)

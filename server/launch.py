@@ -19,7 +19,7 @@ from common.site.config import Site
 from common.site.plan import site_plan
 from common.site.policy import check_study
 from common.study import Study
-from deploy.local import LocalFederation, SiteProcess
+from deploy.local import RESERVED_NAMES, LocalFederation, SiteProcess
 from server.progress import ProgressReader
 from server.workspace import Workspace
 
@@ -68,6 +68,8 @@ def prepare(study_file: Path, sites_folder: Path, out: Path) -> Launch:
     names = [site.name for site in sites]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise SiteConfigError(f"{sites_folder}: two site files have the name {repeated[0]!r}; names must be distinct")
+    if reserved := sorted(set(names) & set(RESERVED_NAMES)):
+        raise SiteConfigError(f"{sites_folder}: a site can't be named {reserved[0]!r} here; any other name is accepted")
     for site in sites:
         check_study(site, study)
     checks = [check_site(site, study) for site in sites]

@@ -92,6 +92,9 @@ CASES: dict[str, tuple[Any, list[str]]] = {
     "two sites of one name": (
         lambda d: _edit(d / "sites" / "east.toml", 'name = "east"', 'name = "north"'), ["'north'", "distinct"]
     ),
+    "a name of our own files": (
+        lambda d: _edit(d / "sites" / "east.toml", 'name = "east"', 'name = "superlink"'), ["'superlink'", "can't be named"]
+    ),
     "no sites": (lambda d: [f.unlink() for f in (d / "sites").glob("*.toml")], ["sites", "no site files"]),
 }  # fmt: skip
 
