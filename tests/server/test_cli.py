@@ -93,7 +93,8 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         lambda d: _edit(d / "sites" / "east.toml", 'name = "east"', 'name = "north"'), ["'north'", "distinct"]
     ),
     "a name of our own files": (
-        lambda d: _edit(d / "sites" / "east.toml", 'name = "east"', 'name = "superlink"'), ["'superlink'", "can't be named"]
+        lambda d: _edit(d / "sites" / "east.toml", 'name = "east"', 'name = "superlink"'),
+        ["'superlink'", "can't be named"],
     ),
     "no sites": (lambda d: [f.unlink() for f in (d / "sites").glob("*.toml")], ["sites", "no site files"]),
 }  # fmt: skip
