@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import sys
@@ -46,6 +47,10 @@ WeakEnvironment = Annotated[
 
 def main() -> None:
     """Entry of the ``fedcorpus`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # An old terminal that can't show an epsilon must not lose the run's closing words.
+            stream.reconfigure(errors="replace")
     # A terminated command ends its federation like an interrupted one; else SuperLink and sites would go on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -12,10 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from common.errors import FedcorpusError
 from common.site.plan import site_plan
 from common.study import Study
+from server.aggregate import sum_profiles
+from server.corpus import check_corpus
 from server.workspace import Workspace
 
 if TYPE_CHECKING:
-    # Types only: a summary is read and shown without loading Flower or torch.
+    # Types only: a summary is read and shown without loading torch.
     from common.protocol import CandidatePool
     from server.assembly import AssembledCorpus
     from server.census import Roster, SiteRecord
@@ -153,12 +155,12 @@ def _site(study: Study, site: SiteRecord) -> SiteSummary:
 
 
 def _codes(study: Study, pool: CandidatePool, votes: Ballots, corpus: AssembledCorpus) -> tuple[CodeSummary, ...]:
-    cast = np.sum([np.zeros(len(pool), dtype=np.int64), *votes.ballots.values()], axis=0)
+    cast = sum_profiles([np.zeros(len(pool), dtype=np.int64), *votes.ballots.values()])
     per_origin = {
         origin: np.bincount([t.code for t in corpus.texts if t.origin == origin], minlength=len(study.codes))
         for origin in ("candidate", "top-up", "repeat")
     }
-    made = np.sum(list(per_origin.values()), axis=0)
+    made = check_corpus(corpus.texts, corpus.wanted)
     return tuple(
         CodeSummary(
             label=study.codes.label(code),

@@ -43,7 +43,7 @@ class Workspace:
 
     @property
     def ballots(self) -> Path:
-        """Summed noisy votes and each site's ballot (npz)."""
+        """Each weak site's noisy ballot (npz)."""
         return self.root / "ballots.npz"
 
     @property
