@@ -1,6 +1,7 @@
 """``python -m tests.benchmarks NAME``: run one benchmark, print its table, then a line per bar; exit 1 if one is short.
 
-A benchmark is a module of this folder with a function ``run() -> Iterable[Bar]`` that prints its own table.
+A benchmark is a module of this folder with a function ``run() -> Iterable[Bar]`` that prints its own table and gives at
+least one bar.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ def main(arguments: list[str]) -> int:
     bars: list[Bar] = list(importlib.import_module(f"tests.benchmarks.{arguments[0].replace('-', '_')}").run())
     for bar in bars:
         print(bar)
+    if not bars:
+        print(f"make bench B={arguments[0]}: it gave no bar, so nothing was held to a limit", file=sys.stderr)
+        return 1
     return 0 if all(bar.ok for bar in bars) else 1
 
 
