@@ -19,7 +19,7 @@ from common.privacy.values import Noised
 from common.protocol import TrainRequest
 from common.site.config import Site
 from common.site.documents import Documents
-from common.site.door import PROFILE, Door
+from common.site.door import PROFILE, Compute, Door
 from common.site.locate import load_site
 from common.site.profile import noisy_profile
 
@@ -34,32 +34,37 @@ def train(message: Message, context: Context) -> Message:
     site = load_site(context)
     request = TrainRequest.from_records(message.content)
 
-    def compute(plan: PrivacyPlan, parts: Sequence[str]) -> Mapping[str, Noised]:
-        return answer(site, request, plan, parts)
+    def prepare() -> Compute:
+        return prepared(site, request)
 
-    return Message(Door(site).release(request, compute).to_records(), reply_to=message)
+    return Message(Door(site).release(request, prepare).to_records(), reply_to=message)
 
 
-def answer(site: Site, request: TrainRequest, plan: PrivacyPlan, parts: Sequence[str]) -> Mapping[str, Noised]:
-    """Compute what a training request asks for: ``adapter/NAME`` arrays and, if it is in ``parts``, the profile."""
-    if not isinstance(plan, StrongPlan):
-        raise PrivacyError(f"site {site.name!r}: a strong site's plan is needed, this is a {type(plan).__name__}")
+def prepared(site: Site, request: TrainRequest) -> Compute:
+    """Read documents and model; what comes back computes ``adapter/NAME`` arrays and, if it is asked, the profile."""
     study = request.study
     generator = _generator(study.generator, tuple(site.models.items()))
     if request.frozen_sha256 != generator.frozen_sha256():
         raise AdapterMismatchError(f"site {site.name!r}: the frozen part of the adapter isn't the study's")
+    generator.load_adapter(request.adapter)
     documents = Documents.load(site, study)
-    log.info("documents at site %s: %s", site.name, documents.report())
-    profile = {PROFILE: noisy_profile(documents, study, plan.profile)} if PROFILE in parts else {}
-    trained = train_round(
-        generator,
-        TrainingDocuments.encode(documents, generator, study),
-        study,
-        plan,
-        request.adapter,
-        on_step=lambda step: log.info("round %d: step %d of %d", request.round, step, study.training.steps),
-    )
-    return profile | {f"adapter/{name}": value for name, value in trained.items()}
+    encoded = TrainingDocuments.encode(documents, generator, study)
+
+    def compute(plan: PrivacyPlan, parts: Sequence[str]) -> Mapping[str, Noised]:
+        if not isinstance(plan, StrongPlan):
+            raise PrivacyError(f"site {site.name!r}: a strong site's plan is needed, this is a {type(plan).__name__}")
+        profile = {PROFILE: noisy_profile(documents, study, plan.profile)} if PROFILE in parts else {}
+        trained = train_round(
+            generator,
+            encoded,
+            study,
+            plan,
+            request.adapter,
+            on_step=lambda step: log.info("round %d: step %d of %d", request.round, step, study.training.steps),
+        )
+        return profile | {f"adapter/{name}": value for name, value in trained.items()}
+
+    return compute
 
 
 @lru_cache(maxsize=1)

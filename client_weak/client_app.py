@@ -16,7 +16,7 @@ from common.privacy.values import Noised
 from common.protocol import VoteRequest
 from common.site.config import Site
 from common.site.documents import Documents
-from common.site.door import PROFILE, Door
+from common.site.door import PROFILE, Compute, Door
 from common.site.locate import load_site
 from common.site.profile import noisy_profile
 
@@ -31,22 +31,25 @@ def profile_and_vote(message: Message, context: Context) -> Message:
     site = load_site(context)
     request = VoteRequest.from_records(message.content)
 
-    def compute(plan: PrivacyPlan, _: Sequence[str]) -> Mapping[str, Noised]:
-        return answer(site, request, plan)
+    def prepare() -> Compute:
+        return prepared(site, request)
 
-    return Message(Door(site).release(request, compute).to_records(), reply_to=message)
+    return Message(Door(site).release(request, prepare).to_records(), reply_to=message)
 
 
-def answer(site: Site, request: VoteRequest, plan: PrivacyPlan) -> Mapping[str, Noised]:
-    """Compute the noisy profile and the noisy ballot."""
-    if not isinstance(plan, WeakPlan):
-        raise PrivacyError(f"site {site.name!r}: a weak site's plan is needed, this is a {type(plan).__name__}")
+def prepared(site: Site, request: VoteRequest) -> Compute:
+    """Read documents and embedder; what comes back computes the noisy profile and the noisy ballot."""
     study = request.study
     documents = Documents.load(site, study)
-    log.info("documents at site %s: %s", site.name, documents.report())
     embedder = load_embedder(study.voting.embedder, site.models)
     log.info("voting on %d candidates", len(request.pool))
-    return {
-        PROFILE: noisy_profile(documents, study, plan.profile),
-        "ballot": noisy_ballot(documents, request.pool, embedder, plan),
-    }
+
+    def compute(plan: PrivacyPlan, _: Sequence[str]) -> Mapping[str, Noised]:
+        if not isinstance(plan, WeakPlan):
+            raise PrivacyError(f"site {site.name!r}: a weak site's plan is needed, this is a {type(plan).__name__}")
+        return {
+            PROFILE: noisy_profile(documents, study, plan.profile),
+            "ballot": noisy_ballot(documents, request.pool, embedder, study, plan.votes),
+        }
+
+    return compute

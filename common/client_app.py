@@ -8,6 +8,7 @@ the exception, and that may quote a note.
 from __future__ import annotations
 
 import logging
+import traceback
 from importlib import import_module
 
 from flwr.app import Context, Error, Message
@@ -34,10 +35,10 @@ class TierDispatcher(ClientApp):
         try:
             return _route(message, context)
         except FedcorpusError as error:
-            log.error("%s refused: %s", message.metadata.message_type, error)
+            log.error("%s refused: %s: %s", message.metadata.message_type, type(error).__name__, error)
             return _coded(message, error.wire_code)
-        except Exception:
-            log.exception("%s failed", message.metadata.message_type)
+        except Exception as error:
+            log.error("%s failed: %s", message.metadata.message_type, _where(error))
             return _coded(message, WireCode.INTERNAL)
 
 
@@ -51,6 +52,12 @@ def _route(message: Message, context: Context) -> Message:
     tier = import_module(f"client_{site.tier}.client_app")
     answer: Message = tier.app(message, context)
     return answer
+
+
+def _where(error: Exception) -> str:
+    """An exception's class and its way through the code, without its text: that may quote a note, and logs travel."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return " < ".join([type(error).__name__, *(f"{f.name} ({f.filename}:{f.lineno})" for f in reversed(frames))])
 
 
 def _check_tier(site: Site, asked: str) -> None:

@@ -26,6 +26,8 @@ class WireCode(IntEnum):
     DATA_UNUSABLE = 1011
     MODEL_UNUSABLE = 1012
     ADAPTER_MISMATCH = 1013
+    AWAITING_APPROVAL = 1014
+    LEDGER_RESTORED = 1015
 
 
 class ExitCode(IntEnum):
@@ -118,6 +120,12 @@ class BudgetExceededError(PolicyRefusal):
     exit_code = ExitCode.BUDGET
 
 
+class AwaitingApprovalError(PolicyRefusal):
+    """A person of this site hasn't agreed to the study yet."""
+
+    wire_code = WireCode.AWAITING_APPROVAL
+
+
 class LedgerError(FedcorpusError, RuntimeError):
     """The ledger can't be read, written or trusted: nothing may be released."""
 
@@ -128,6 +136,12 @@ class ConflictError(LedgerError):
     """A request id that the ledger knows, with other content."""
 
     wire_code = WireCode.CONFLICT
+
+
+class LedgerRestoredError(LedgerError):
+    """The ledger is an older copy than one that was seen, or another one: what was spent is unknown."""
+
+    wire_code = WireCode.LEDGER_RESTORED
 
 
 class PrivacyError(FedcorpusError, ValueError):

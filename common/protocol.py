@@ -2,7 +2,9 @@
 
 Three questions exist: the census (asks for nothing that depends on data), one training step of phase 1, and the
 single vote of phase 2. Answers to the last two carry, byte for byte, what the site's door stored in its ledger.
-Texts travel as a uint8 Array: Flower cuts Arrays into chunks but sends a ConfigRecord in one piece.
+Questions carry the head of the site's ledger that the coordinator saw last, and answers the head as it is now, so that
+a ledger which was restored from an old copy is noticed. Texts travel as a uint8 Array: Flower cuts Arrays into chunks
+but sends a ConfigRecord in one piece.
 """
 
 from __future__ import annotations
@@ -23,14 +25,53 @@ from common.configuration import NAME
 from common.errors import ProtocolError, StudyError, UnknownProtocolError, WireCode
 from common.study import Study
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 CENSUS = "query.census"
 TRAIN = "train.lora"
 PROFILE_AND_VOTE = "query.profile_and_vote"
 
+_HEX = re.compile(r"[0-9a-f]{1,64}")
+
 Adapter = Mapping[str, NDArray[np.float32]]
 """Adapter weights: parameter name -> array."""
+
+
+@dataclass(frozen=True)
+class LedgerHead:
+    """Where a site's ledger stands. Tells how many events it has, never what is in them.
+
+    Attributes
+    ----------
+    ledger
+        The ledger's random name.
+    sequence, hash
+        Number and chain hash of its last event.
+    """
+
+    ledger: str
+    sequence: int
+    hash: str
+
+    def to_record(self) -> ConfigRecord:
+        """Encode for Flower."""
+        return ConfigRecord({"ledger": self.ledger, "sequence": self.sequence, "hash": self.hash})
+
+    @classmethod
+    def from_records(cls, records: RecordDict, name: str) -> LedgerHead | None:
+        """Decode record ``name``, or None if it isn't there. Raises ProtocolError."""
+        record = records.config_records.get(name)
+        if record is None:
+            return None
+        head = cls(_text(record, "ledger"), _number(record, "sequence"), _text(record, "hash"))
+        if not (_HEX.fullmatch(head.ledger) and _HEX.fullmatch(head.hash)):
+            raise ProtocolError(f"message: {name!r} isn't the head of a ledger; hexadecimal names are needed")
+        return head
+
+
+def addressed(records: RecordDict, seen: LedgerHead | None) -> RecordDict:
+    """An encoded request for one site: the same records, and the head of its ledger that was seen last."""
+    return RecordDict(dict(records.items()) | ({} if seen is None else {"seen": seen.to_record()}))
 
 
 class Request(Protocol):
@@ -50,7 +91,11 @@ class Request(Protocol):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the question's whole content, in hexadecimal."""
+        """SHA-256 of the question's whole content, in hexadecimal. What the coordinator has seen isn't part of it."""
+
+    @property
+    def seen(self) -> LedgerHead | None:
+        """The head of this site's ledger that the coordinator saw last, if it saw one."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +104,17 @@ class CensusRequest:
 
     study: Study
     run_id: str
+    seen: LedgerHead | None = None
 
     def to_records(self) -> RecordDict:
         """Encode for Flower."""
-        return RecordDict({"request": _head(self.study, self.run_id)})
+        return addressed(RecordDict({"request": _head(self.study, self.run_id)}), self.seen)
 
     @classmethod
     def from_records(cls, records: RecordDict) -> CensusRequest:
         """Decode; raises ProtocolError."""
         head = _read_head(records)
-        return cls(_study(head), _text(head, "run-id"))
+        return cls(_study(head), _text(head, "run-id"), LedgerHead.from_records(records, "seen"))
 
 
 @dataclass(frozen=True)
@@ -81,10 +127,11 @@ class CensusReply:
     software: str
     study_sha256: str
     refusal: WireCode | None
+    ledger: LedgerHead | None = None
 
     def to_records(self) -> RecordDict:
         """Encode for Flower."""
-        return RecordDict(
+        records = RecordDict(
             {
                 "reply": ConfigRecord(
                     {
@@ -99,6 +146,9 @@ class CensusReply:
                 )
             }
         )
+        if self.ledger is not None:
+            records["ledger"] = self.ledger.to_record()
+        return records
 
     @classmethod
     def from_records(cls, records: RecordDict) -> CensusReply:
@@ -120,6 +170,7 @@ class CensusReply:
             software=_text(head, "software"),
             study_sha256=_text(head, "study-sha256"),
             refusal=WireCode(refusal) if refusal else None,
+            ledger=LedgerHead.from_records(records, "ledger"),
         )
 
 
@@ -133,6 +184,7 @@ class TrainRequest:
     adapter: Adapter
     frozen_sha256: str
     """Digest of the part of the adapter that doesn't travel (FFA-LoRA's A); the site compares it with its own."""
+    seen: LedgerHead | None = None
 
     @property
     def key(self) -> str:
@@ -148,7 +200,7 @@ class TrainRequest:
         """Encode for Flower."""
         head = _head(self.study, self.run_id, {"round": self.round, "frozen-sha256": self.frozen_sha256})
         arrays = ArrayRecord({name: Array(np.asarray(value, np.float32)) for name, value in self.adapter.items()})
-        return RecordDict({"request": head, "adapter": arrays})
+        return addressed(RecordDict({"request": head, "adapter": arrays}), self.seen)
 
     @classmethod
     def from_records(cls, records: RecordDict) -> TrainRequest:
@@ -160,7 +212,8 @@ class TrainRequest:
             raise ProtocolError(f"train request: round is {round_}; 1 to {study.training.rounds} is accepted")
         adapter = _arrays(records, "adapter")
         _check_adapter("train request", adapter)
-        return cls(study, _text(head, "run-id"), round_, adapter, _text(head, "frozen-sha256"))
+        seen = LedgerHead.from_records(records, "seen")
+        return cls(study, _text(head, "run-id"), round_, adapter, _text(head, "frozen-sha256"), seen)
 
 
 @dataclass(frozen=True)
@@ -189,6 +242,7 @@ class VoteRequest:
     study: Study
     run_id: str
     pool: CandidatePool
+    seen: LedgerHead | None = None
 
     @property
     def key(self) -> str:
@@ -207,7 +261,8 @@ class VoteRequest:
             "texts": Array(_pack_texts(self.pool.texts)),
             "codes": Array(np.asarray(self.pool.codes, np.int32)),
         }
-        return RecordDict({"request": _head(self.study, self.run_id), "pool": ArrayRecord(pool)})
+        records = RecordDict({"request": _head(self.study, self.run_id), "pool": ArrayRecord(pool)})
+        return addressed(records, self.seen)
 
     @classmethod
     def from_records(cls, records: RecordDict) -> VoteRequest:
@@ -223,7 +278,8 @@ class VoteRequest:
             raise ProtocolError(f"vote request: {len(texts)} texts but codes are {codes.dtype} {codes.shape}")
         if codes.size and not (codes.min() >= 0 and codes.max() < len(study.codes)):
             raise ProtocolError(f"vote request: a candidate's code is outside 0 to {len(study.codes) - 1}")
-        return cls(study, _text(head, "run-id"), CandidatePool(texts, codes))
+        seen = LedgerHead.from_records(records, "seen")
+        return cls(study, _text(head, "run-id"), CandidatePool(texts, codes), seen)
 
 
 @dataclass(frozen=True)
@@ -232,6 +288,7 @@ class TrainReply:
 
     adapter: Adapter
     profile: NDArray[np.int64] | None
+    ledger: LedgerHead | None = None
 
     @classmethod
     def from_records(cls, records: RecordDict, codes: int) -> TrainReply:
@@ -246,7 +303,7 @@ class TrainReply:
         _check_adapter("train reply", adapter)
         if profile is not None:
             _check_counts("train reply: profile", profile, codes)
-        return cls(adapter, profile)
+        return cls(adapter, profile, LedgerHead.from_records(records, "ledger"))
 
 
 @dataclass(frozen=True)
@@ -255,6 +312,7 @@ class VoteReply:
 
     profile: NDArray[np.int64]
     ballot: NDArray[np.int64]
+    ledger: LedgerHead | None = None
 
     @classmethod
     def from_records(cls, records: RecordDict, codes: int, candidates: int) -> VoteReply:
@@ -264,12 +322,13 @@ class VoteReply:
             raise ProtocolError(f"vote reply: holds {sorted(arrays)}; 'ballot' and 'profile' are accepted")
         _check_counts("vote reply: profile", arrays["profile"], codes)
         _check_counts("vote reply: ballot", arrays["ballot"], candidates)
-        return cls(arrays["profile"], arrays["ballot"])
+        return cls(arrays["profile"], arrays["ballot"], LedgerHead.from_records(records, "ledger"))
 
 
-def release_records(stored: bytes) -> RecordDict:
-    """Wrap the bytes that a door stored for the wire."""
-    return RecordDict({"release": ArrayRecord({"bytes": Array(np.frombuffer(stored, dtype=np.uint8))})})
+def release_records(stored: bytes, ledger: LedgerHead) -> RecordDict:
+    """Wrap the bytes that a door stored for the wire, beside the head of its ledger."""
+    release = ArrayRecord({"bytes": Array(np.frombuffer(stored, dtype=np.uint8))})
+    return RecordDict({"release": release, "ledger": ledger.to_record()})
 
 
 def pack_release(arrays: Mapping[str, NDArray[Any]]) -> bytes:

@@ -25,11 +25,32 @@ class _Section(BaseModel):
 
 
 class Privacy(_Section):
-    """The promise: one joint (epsilon, delta) per site for everything this study releases from it."""
+    """The promise: one joint (epsilon, delta) per site for everything this study releases from it.
 
-    epsilon: float = Field(gt=0, description="Joint epsilon of all of a site's releases in this study; above 0.")
-    delta: float = Field(
-        gt=0, lt=1, description="Joint delta; a public constant, well below 1 / units of the largest site."
+    Of epsilon, delta and a tier's noise two are given and the third is solved; if all are given they are checked.
+    """
+
+    epsilon: float | None = Field(
+        default=None, gt=0, description="Joint epsilon of all of a site's releases in this study; unset means solved."
+    )
+    delta: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Joint delta; a public constant, well below 1 / units of the largest site. Unset means solved.",
+    )
+    training_noise_multiplier: float | None = Field(
+        default=None, gt=0, description="Standard deviation of the training noise over C; unset means solved."
+    )
+    vote_noise_multiplier: float | None = Field(
+        default=None,
+        gt=0,
+        description="Scale of the vote noise over the square root of votes a unit; unset means solved.",
+    )
+    accounting: Literal["joint", "paper"] = Field(
+        default="joint",
+        description="How a site's releases are composed. joint: all at once, least noise. paper: epsilon and delta are "
+        "split between the profile and the rest, and added.",
     )
     unit: Literal["record", "patient"] = Field(
         default="record", description="What one person's protection means. Adjacency is add/remove one unit."
@@ -38,13 +59,32 @@ class Privacy(_Section):
         default=0.02,
         gt=0,
         lt=1,
-        description="Share of the squared signal (Gaussian-DP mu^2) that the profile takes; 0.02 adds about 1 % noise "
-        "to what the rest of the budget pays for.",
+        description="Joint accounting: share of the squared signal (Gaussian-DP mu^2) that the profile takes; 0.02 "
+        "adds about 1 % noise to what the rest of the budget pays for.",
+    )
+    paper_profile_share: float = Field(
+        default=0.05, gt=0, lt=1, description="The paper's accounting: share of epsilon that the profile takes."
     )
     codes_per_unit: int = Field(
         default=1, ge=1, description="At most this many distinct codes of one unit count in the profile."
     )
     max_grad_norm: float = Field(default=1.0, gt=0, description="C: per-unit gradients are clipped to this L2 norm.")
+
+    @model_validator(mode="after")
+    def _two_of_three(self) -> Privacy:
+        noise = (self.training_noise_multiplier, self.vote_noise_multiplier)
+        promised = [name for name in ("epsilon", "delta") if getattr(self, name) is not None]
+        if len(promised) == 1 and None in noise:
+            missing = "delta" if promised == ["epsilon"] else "epsilon"
+            raise ValueError(
+                f"{missing} is missing; give epsilon and delta, or one of them with training_noise_multiplier and "
+                f"vote_noise_multiplier"
+            )
+        if not promised:
+            raise ValueError("epsilon is missing, and delta too; give both, or one of them with both noise multipliers")
+        if self.accounting == "paper" and len(promised) == 1:
+            raise ValueError("accounting 'paper' splits an epsilon and a delta; give both")
+        return self
 
     @model_validator(mode="after")
     def _record_has_one_code(self) -> Privacy:
@@ -129,7 +169,13 @@ class Voting(_Section):
 
     neighbours: int | Literal["auto"] = Field(
         default="auto",
-        description="K: candidates of the same code that one unit votes for. 'auto' is min(8, pool / codes / 10).",
+        description="K: candidates of the same code that one document votes for. 'auto' is min(8, pool / codes / 10).",
+    )
+    votes_per_unit: int | None = Field(
+        default=None,
+        ge=1,
+        description="R: most votes of one patient, over all documents; more votes carry more noise. Unset means K. A "
+        "record has K.",
     )
     embedder: str = Field(
         default="wordllama",
@@ -203,6 +249,11 @@ class Study(_Section):
         neighbours = self.voting.neighbours
         if isinstance(neighbours, int) and neighbours < 1:
             raise ValueError(f"voting.neighbours is {neighbours}; 'auto' or at least 1 is accepted")
+        if self.privacy.unit == "record" and self.voting.votes_per_unit not in (None, self.neighbours):
+            raise ValueError(
+                f"voting.votes_per_unit is {self.voting.votes_per_unit}, but a record casts exactly K = "
+                f"{self.neighbours} votes; leave it out"
+            )
         return self
 
     @cached_property
@@ -211,6 +262,11 @@ class Study(_Section):
         if isinstance(self.voting.neighbours, int):
             return self.voting.neighbours
         return min(8, max(1, self.pool.size // (10 * len(self.codes))))
+
+    @cached_property
+    def votes_per_unit(self) -> int:
+        """R, resolved."""
+        return self.voting.votes_per_unit or self.neighbours
 
     @cached_property
     def canonical(self) -> str:

@@ -161,7 +161,7 @@ def select(
     votes: Counts,
     codes_of_candidates: NDArray[np.integer],
     quotas: Counts,
-    neighbours: int,
+    votes_per_unit: int,
     profile: Counts,
     generator: np.random.Generator,
 ) -> Selection:
@@ -177,7 +177,7 @@ def select(
         Code index of each candidate.
     quotas
         Texts wanted per code, int64 ``(codes,)``.
-    neighbours
+    votes_per_unit
         K: every voting unit gave K votes, or one to each candidate of its code where there are fewer.
     profile
         Summed noisy profile of the sites that voted, int64 ``(codes,)``.
@@ -200,7 +200,7 @@ def select(
         )
     chosen, shortfall = [_none()], np.zeros_like(quotas)
     for code, candidates in enumerate(_by_code(codes_of_candidates, quotas.size)):
-        expected = min(neighbours, candidates.size) * max(int(profile[code]), 1)
+        expected = min(votes_per_unit, candidates.size) * max(int(profile[code]), 1)
         drawn = SELECTION_RULES[rule](votes[candidates], expected, int(quotas[code]), generator)
         chosen.append(candidates[drawn])
         shortfall[code] = quotas[code] - drawn.size

@@ -66,7 +66,7 @@ def assemble_corpus(
         votes=sum_profiles(list(votes.ballots.values())) if votes.ballots else np.zeros(len(pool), np.int64),
         codes_of_candidates=pool.codes,
         quotas=wanted,
-        neighbours=study.neighbours,
+        votes_per_unit=study.votes_per_unit,
         profile=sum_profiles(weak_profiles) if weak_profiles else profile,
         generator=np.random.default_rng(study.pool.seed),
     )

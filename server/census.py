@@ -11,8 +11,9 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from common.errors import FedcorpusError, QuorumError, WireCode
-from common.protocol import CENSUS, CensusReply, CensusRequest
+from common.protocol import CENSUS, CensusReply, CensusRequest, LedgerHead
 from common.study import Study
+from server.ledger_heads import LedgerHeads
 from server.progress import Progress
 
 POLL_SECONDS = 1.0
@@ -37,6 +38,8 @@ class SiteRecord:
     size_class: int
     answers: int = 0
     outcome: str = "not asked"
+    ledger: LedgerHead | None = None
+    """The head of its ledger that it must know: the last one seen."""
 
     def answered(self) -> None:
         """It gave a valid answer."""
@@ -50,10 +53,17 @@ class SiteRecord:
 
 @dataclass
 class Roster:
-    """The sites that take part, and those that answered the census but don't."""
+    """The sites that take part, those that answered the census but don't, and how far all of their ledgers are."""
 
     sites: dict[int, SiteRecord] = field(default_factory=dict)
     refused: list[SiteRecord] = field(default_factory=list)
+    heads: LedgerHeads = field(default_factory=lambda: LedgerHeads(None))
+
+    def saw(self, site: SiteRecord, head: LedgerHead | None) -> None:
+        """Note where a site's ledger stands after its answer."""
+        if head is not None and (site.ledger is None or head.ledger == site.ledger.ledger):
+            site.ledger = head
+            self.heads.note(head)
 
     def of_tier(self, tier: str) -> list[SiteRecord]:
         """Sites of a tier, by name."""
@@ -65,7 +75,7 @@ class Roster:
         return [*self.of_tier("strong"), *self.of_tier("weak"), *self.refused]
 
 
-def take_census(grid: Grid, study: Study, run_id: str, progress: Progress) -> Roster:
+def take_census(grid: Grid, study: Study, run_id: str, progress: Progress, heads: LedgerHeads | None = None) -> Roster:
     """Ask every node that shows up until the expected number answered or the deadline passed.
 
     Raises
@@ -73,7 +83,7 @@ def take_census(grid: Grid, study: Study, run_id: str, progress: Progress) -> Ro
     QuorumError
         If the study's quorum isn't there; names who is, and why others aren't.
     """
-    roster, asked = Roster(), set[int]()
+    roster, asked = Roster(heads=heads or LedgerHeads(None)), set[int]()
     expected = study.federation.expected_sites
     deadline = time.monotonic() + study.federation.census_seconds
     while len(roster.sites) < expected:
@@ -138,6 +148,10 @@ def _enrol(roster: Roster, node: int, message: Message, registered: str, study: 
         roster.refused.append(site)
         return
     roster.sites[node] = site
+    if reply.ledger is not None:
+        # An older head, from an earlier run, is asked back first: so a fork that has grown further is noticed too.
+        site.ledger = roster.heads.last(reply.ledger.ledger) or reply.ledger
+        roster.heads.note(reply.ledger)
 
 
 def _objection(roster: Roster, reply: CensusReply, registered: str, study: Study) -> str:
@@ -147,6 +161,8 @@ def _objection(roster: Roster, reply: CensusReply, registered: str, study: Study
         return "it read another study"
     if registered and registered != reply.name:
         return "its node key is registered under another name"
+    if reply.ledger is not None and roster.heads.is_behind(reply.ledger):
+        return "its ledger is an older copy than one seen before"
     if reply.name in {site.name for site in roster.sites.values()}:
         return "another site has this name"
     return ""

@@ -16,10 +16,10 @@ from common.models.embedder import EMBEDDERS
 from common.models.location import check_base
 from common.site.check import SiteCheck, check_site
 from common.site.config import Site
-from common.site.plan import site_plan
 from common.site.policy import check_study
 from common.study import Study
 from deploy.local import RESERVED_NAMES, LocalFederation, SiteProcess
+from server.ledger_heads import state_folder
 from server.progress import ProgressReader
 from server.workspace import Workspace
 
@@ -70,14 +70,12 @@ def prepare(study_file: Path, sites_folder: Path, out: Path) -> Launch:
         raise SiteConfigError(f"{sites_folder}: two site files have the name {repeated[0]!r}; names must be distinct")
     if reserved := sorted(set(names) & set(RESERVED_NAMES)):
         raise SiteConfigError(f"{sites_folder}: a site can't be named {reserved[0]!r} here; any other name is accepted")
-    for site in sites:
-        check_study(site, study)
     checks = [check_site(site, study) for site in sites]
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out}: the run folder isn't empty; name a new one with --out")
     for site in sites:
         # Last, since solving for the noise takes seconds: a promise that no noise keeps ends here, not at a hospital.
-        site_plan(study, site.tier, site.size_class)
+        check_study(site, study)
     return Launch(study_file.resolve(), study, files, sites, checks, Workspace(out.resolve()))
 
 
@@ -116,6 +114,7 @@ def execute(
             {
                 "study": str(launch.study_file),
                 "workspace": str(launch.workspace.root),
+                "coordinator-state": str(state_folder()),
                 "simulated-sites": str(launch.site_files[0].parent) if engine == "simulation" else "",
             }
         )

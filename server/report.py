@@ -181,7 +181,7 @@ def _origin(summary: Summary) -> str:
     total = _row(summary.codes)
     answered = sum(site.outcome == "answered" for site in summary.sites)
     dropped = _listed({reason: str(count) for reason, count in summary.dropped.items()})
-    rule = f"rule {summary.selection}, {summary.neighbours} votes a {summary.unit}"
+    rule = f"rule {summary.selection}, {summary.votes_per_unit} votes a {summary.unit}"
     if summary.selection == "uniform":
         rule = "evenly, votes had no say"
     sentences = [

@@ -25,6 +25,7 @@ from server.assembly import AssembledCorpus, assemble_corpus, to_pool
 from server.census import take_census
 from server.corpus import write_ballots, write_corpus, write_pool, write_profiles
 from server.generation import TextSampler
+from server.ledger_heads import LedgerHeads
 from server.progress import Progress
 from server.report import write_summary
 from server.strategies.lora_dp_fedavg import LoraDpFedAvg
@@ -39,19 +40,21 @@ app = ServerApp()
 
 @dataclass(frozen=True)
 class Run:
-    """What a run is made of: its study, its folder, its name, and where it reports."""
+    """What a run is made of: its study, its folder, its name, where it reports, and what is known of ledgers."""
 
     study: Study
     workspace: Workspace
     run_id: str
     progress: Progress
+    heads: LedgerHeads
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Flower's entry: open the run that the configuration names, and report how it ends."""
     log_to_stderr()
-    run = open_run(str(context.run_config["study"]), str(context.run_config["workspace"]))
+    options = context.run_config
+    run = open_run(str(options["study"]), str(options["workspace"]), str(options["coordinator-state"]))
     try:
         run_study(grid, run)
     except Exception as error:
@@ -66,7 +69,7 @@ def run_study(grid: Grid, run: Run) -> None:
     generator = Generator(study.generator)
 
     with progress.phase("census", total=study.federation.expected_sites):
-        roster = take_census(grid, study, run.run_id, progress)
+        roster = take_census(grid, study, run.run_id, progress, run.heads)
 
     with progress.phase("training", total=study.training.rounds):
         fedavg = LoraDpFedAvg(
@@ -105,8 +108,8 @@ def run_study(grid: Grid, run: Run) -> None:
     write_summary(run.workspace, summary)
 
 
-def open_run(study: str, workspace: str) -> Run:
-    """Open a run in a folder of its own.
+def open_run(study: str, workspace: str, state: str = "") -> Run:
+    """Open a run in a folder of its own; ``state`` is where the coordinator remembers ledgers between runs.
 
     Raises
     ------
@@ -125,7 +128,8 @@ def open_run(study: str, workspace: str) -> Run:
     if folder.study.exists():
         raise FederationError(f"{root}: holds a run already; give every run a folder of its own")
     write_atomically(folder.study, loaded.canonical.encode())
-    return Run(loaded, folder, uuid.uuid4().hex, Progress(folder.progress))
+    heads = LedgerHeads(Path(state) if state else None)
+    return Run(loaded, folder, uuid.uuid4().hex, Progress(folder.progress), heads)
 
 
 class _Checkpoint:

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import FedcorpusError
+from common.privacy.accounting import PrivacyPlan
 from common.site.plan import site_plan
 from common.study import Study
 from server.aggregate import sum_profiles
@@ -41,6 +42,7 @@ class SiteSummary(_Frozen):
     answers: int = Field(description="Valid answers it gave: one per training round, or one ballot.")
     outcome: str = Field(description="How its last request ended.")
     epsilon: float | None = Field(description="Joint epsilon of everything the study asks of it; null if not asked.")
+    delta: float | None = Field(description="Joint delta of the same; null if not asked.")
 
 
 class CodeSummary(_Frozen):
@@ -76,8 +78,8 @@ class Summary(_Frozen):
     epsilon: float = Field(
         description="Largest joint epsilon of a site; holds for a person whose documents are at one site."
     )
-    delta: float = Field(description="Joint delta.")
-    neighbours: int = Field(description="K, votes per unit.")
+    delta: float = Field(description="Largest joint delta of a site.")
+    votes_per_unit: int = Field(description="R, most votes per unit.")
     selection: str = Field(description="Selection rule.")
     sites: tuple[SiteSummary, ...] = Field(description="All sites that were heard of.")
     codes: tuple[CodeSummary, ...] = Field(description="All control codes.")
@@ -111,8 +113,8 @@ def summarise(
         attributes=study.codes.names,
         unit=study.privacy.unit,
         epsilon=max((site.epsilon for site in sites if site.epsilon is not None), default=0.0),
-        delta=study.privacy.delta,
-        neighbours=study.neighbours,
+        delta=max((site.delta for site in sites if site.delta is not None), default=0.0),
+        votes_per_unit=study.votes_per_unit,
         selection=study.corpus.selection if votes.ballots else "uniform",
         sites=sites,
         codes=_codes(study, pool, votes, corpus),
@@ -138,20 +140,26 @@ def read_summary(workspace: Workspace) -> Summary:
 
 
 def _site(study: Study, site: SiteRecord) -> SiteSummary:
-    epsilon = None
-    if site.outcome != "not asked" and site.tier in ("strong", "weak") and not site.outcome.startswith("refused"):
-        try:
-            epsilon = site_plan(study, site.tier, site.size_class).epsilon
-        except FedcorpusError:
-            epsilon = None
+    plan = _plan_of(study, site)
     return SiteSummary(
         name=site.name,
         tier=site.tier,
         size_class=site.size_class,
         answers=site.answers,
         outcome=site.outcome,
-        epsilon=epsilon,
+        epsilon=None if plan is None else plan.epsilon,
+        delta=None if plan is None else plan.delta,
     )
+
+
+def _plan_of(study: Study, site: SiteRecord) -> PrivacyPlan | None:
+    """What a site that was asked has charged at most; None if it wasn't, or refused."""
+    if site.outcome == "not asked" or site.tier not in ("strong", "weak") or site.outcome.startswith("refused"):
+        return None
+    try:
+        return site_plan(study, site.tier, site.size_class)
+    except FedcorpusError:
+        return None
 
 
 def _codes(study: Study, pool: CandidatePool, votes: Ballots, corpus: AssembledCorpus) -> tuple[CodeSummary, ...]:

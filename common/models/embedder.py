@@ -17,14 +17,15 @@ from common.errors import MissingExtraError, ModelError
 
 Embeddings = NDArray[np.float32]
 
-_BATCH = 256
-
 
 class Embedder(Protocol):
     """Turns texts into vectors."""
 
     def embed(self, texts: Sequence[str]) -> Embeddings:
-        """Unit vectors, float32 of shape ``(texts, dimension)``; private where the texts are."""
+        """Unit vectors, float32 of shape ``(texts, dimension)``; private where the texts are.
+
+        A text's vector may depend on that text alone, to the last bit: else one unit could move another's votes.
+        """
 
 
 def load_embedder(name: str, local: Mapping[str, Path] | None = None) -> Embedder:
@@ -76,7 +77,11 @@ class _SentenceTransformers:
 
     def embed(self, texts: Sequence[str]) -> Embeddings:
         encoded = self._model.encode(
-            _visible(texts), batch_size=_BATCH, normalize_embeddings=True, show_progress_bar=False
+            # In a batch, padding would let a text's vector depend on the others' lengths in its last bits.
+            _visible(texts),
+            batch_size=1,
+            normalize_embeddings=True,
+            show_progress_bar=False,
         )
         return _normalised(np.asarray(encoded, dtype=np.float32))
 

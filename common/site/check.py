@@ -91,16 +91,17 @@ def check_libraries(site: Site) -> None:
 
 
 def _check_size_class(site: Site, study: Study) -> None:
-    minimum = study.federation.min_documents
+    minimum = max(study.federation.min_documents, site.policy.min_documents)
     if site.size_class < minimum:
         raise SiteConfigError(
             f"site {site.name!r}: size_class is {site.size_class}; study {study.name!r} accepts at least "
-            f"{minimum} (federation.min_documents)"
+            f"{minimum} (federation.min_documents and policy.min_documents)"
         )
 
 
 def _check_units(site: Site, study: Study, documents: Documents, reasons: Mapping[str, int]) -> None:
-    units, minimum, unit = documents.unit_count, study.federation.min_documents, study.privacy.unit
+    units, unit = documents.unit_count, study.privacy.unit
+    minimum = max(study.federation.min_documents, site.policy.min_documents)
     if not units:
         raise DataError(
             f"{site.documents.path}: study {study.name!r} can use no document: {documents.undeclared} rows "
@@ -109,7 +110,8 @@ def _check_units(site: Site, study: Study, documents: Documents, reasons: Mappin
     if units < minimum:
         raise DataError(
             f"{site.documents.path}: site {site.name!r} holds {units} units (unit is the {unit}); "
-            f"study {study.name!r} needs at least {minimum} (federation.min_documents)"
+            f"study {study.name!r} and the policy need at least {minimum} (federation.min_documents, "
+            "policy.min_documents)"
         )
     if site.size_class > units:
         raise SiteConfigError(

@@ -6,6 +6,7 @@ defaults for the policy's limits: a site without a policy doesn't start.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.configuration import NAME, load_model
 from common.errors import SiteConfigError
+
+_KEY = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class _Section(BaseModel):
@@ -31,6 +34,11 @@ class DocumentsFile(_Section):
         default=None,
         description="Column that names the patient; needed for studies whose unit is the patient.",
     )
+    assets: tuple[str, ...] = Field(
+        default=(),
+        description="Names of the data assets that the documents come from, e.g. ['oncology-letters']. Sites of one "
+        "hospital that share a state folder share a budget where their assets overlap; none named means all data.",
+    )
     on_malformed: Literal["skip", "stop"] = Field(
         default="skip",
         description="What a malformed row does: 'skip' leaves the row out and reports it, 'stop' ends.",
@@ -46,15 +54,40 @@ class Policy(_Section):
 
     max_epsilon: float = Field(gt=0, description="Cap on epsilon over all studies on these documents, for life.")
     max_delta: float = Field(gt=0, lt=1, description="Cap on delta over all studies on these documents, for life.")
+    composition: Literal["basic", "renyi"] = Field(
+        default="basic",
+        description="How studies count against the caps. basic: epsilons and deltas are added up. renyi: a Renyi "
+        "filter, which admits more where there are many small studies, and less where there are one or two.",
+    )
     max_epsilon_per_study: float | None = Field(
         default=None, gt=0, description="Cap on one study's epsilon; unset means only the lifetime cap holds."
+    )
+    max_delta_per_study: float | None = Field(
+        default=None, gt=0, lt=1, description="Cap on one study's delta; unset means only the lifetime cap holds."
     )
     allowed_units: tuple[Literal["record", "patient"], ...] = Field(
         default=("record", "patient"), description="Privacy units this hospital accepts."
     )
-    allowed_studies: tuple[str, ...] | Literal["any"] = Field(
+    allowed_requests: tuple[Literal["train", "profile-and-vote"], ...] = Field(
+        default=("train", "profile-and-vote"), description="Requests this hospital answers."
+    )
+    allowed_studies: tuple[str, ...] | Literal["any", "ask"] = Field(
         default="any",
-        description="SHA-256 of the studies this hospital has agreed to, or 'any' within the caps.",
+        description="SHA-256 of the studies this hospital has agreed to; 'any' within the caps; or 'ask': every study "
+        "waits until a person has said 'fedcorpus site approve'.",
+    )
+    min_documents: int = Field(
+        default=1,
+        ge=1,
+        description="Fewest privacy units with which this hospital takes part; held against its size class, and by "
+        "'site check' against the documents.",
+    )
+    min_candidates_per_code: int = Field(
+        default=1, ge=1, description="Fewest candidates that a code of a pool may have, if it has any."
+    )
+    max_candidates: int = Field(default=100_000, ge=1, description="Most candidates of a pool.")
+    max_request_bytes: int = Field(
+        default=1_000_000_000, ge=1, description="Most bytes of texts or adapter weights in one request."
     )
 
 
@@ -71,6 +104,11 @@ class Site(_Section):
     state: Path = Field(description="Folder for the ledger. Must outlive restarts.")
     documents: DocumentsFile = Field(description="Your documents.")
     policy: Policy = Field(description="Your limits.")
+    ledger_key_file: Path | None = Field(
+        default=None,
+        description="File with 64 hexadecimal digits that only its owner can read: the ledger is encrypted with this "
+        "key. Unset means in the clear. Without the key the ledger is lost.",
+    )
     models: dict[str, Path] = Field(
         default_factory=dict,
         description="Where models of a study lie on this machine: name in the study -> local folder.",
@@ -78,8 +116,9 @@ class Site(_Section):
 
     @model_validator(mode="after")
     def _paths_are_absolute(self) -> Site:
-        for name, path in (("documents.path", self.documents.path), ("state", self.state)):
-            if not path.is_absolute():
+        named = {"documents.path": self.documents.path, "state": self.state, "ledger_key_file": self.ledger_key_file}
+        for name, path in named.items():
+            if path is not None and not path.is_absolute():
                 raise ValueError(f"{name} is {str(path)!r}; an absolute path is needed")
         return self
 
@@ -87,6 +126,29 @@ class Site(_Section):
     def ledger_path(self) -> Path:
         """File of the ledger."""
         return self.state / "ledger.sqlite"
+
+    def ledger_key(self) -> bytes | None:
+        """Key of the ledger, 32 bytes, or None if the site sets none.
+
+        Raises
+        ------
+        SiteConfigError
+            If the file can't be read, others can read it, or it holds no key. It never quotes the content.
+        """
+        path = self.ledger_key_file
+        if path is None:
+            return None
+        try:
+            text, mode = path.read_text(encoding="ascii").strip(), path.stat().st_mode
+        except (OSError, UnicodeDecodeError) as cause:
+            raise SiteConfigError(f"ledger_key_file {path}: can't be read; 64 hexadecimal digits are needed") from cause
+        if mode & 0o077:
+            raise SiteConfigError(f"ledger_key_file {path}: others can read it (mode {mode & 0o777:o}); use 600")
+        if not _KEY.fullmatch(text):
+            raise SiteConfigError(
+                f"ledger_key_file {path}: holds {len(text)} characters; 64 hexadecimal digits are needed"
+            )
+        return bytes.fromhex(text)
 
     @classmethod
     def load(cls, path: Path) -> Site:

@@ -1,9 +1,18 @@
 """The ledger: a site's durable, append-only record of every release and what it cost.
 
-Three tables. ``reservation``: one row per run, written before the run's first release is computed; it charges the whole
-plan. ``spent_part``: which parts of a plan were given out (``profile``, ``train/3``, ``votes``); each exactly once.
-``release``: the question's digest and the noised bytes that answered it. Rows are chained by hash, and triggers refuse
-updates and deletes. Nothing exact is ever written here.
+One chain of events, each carrying the hash of the one before it:
+
+    opened        the ledger's own random name
+    asked         a study that waits for a person of this site
+    decision      a person agreed to a study, or declined it
+    reservation   a run's whole plan is charged, before its first release is computed
+    release       a question was answered: its digest, the parts of the plan that this spent, the hash of the bytes
+
+The noised bytes themselves lie in a second table, so that an auditor gets every event and no bytes. Nothing exact is
+ever written here. Triggers refuse updates and deletes; the chain betrays what went around them; and a copy that was
+restored from a backup is betrayed by the coordinator, which tells the site the last head it saw.
+
+Spent counts from the reservation and is never refunded. A site that sets a key has contents and bytes encrypted.
 """
 
 from __future__ import annotations
@@ -12,95 +21,205 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from common.errors import ConflictError, LedgerError, PolicyRefusal
-from common.privacy.accounting import PrivacyPlan, describe
-from common.site.config import Policy
-from common.site.policy import check_lifetime
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from common.errors import ConflictError, LedgerError, LedgerRestoredError, PolicyRefusal
+from common.privacy.accounting import VERIFY_INTERVAL, PrivacyPlan, describe, described
+from common.protocol import LedgerHead
+from common.site.config import Policy, Site
+from common.site.policy import Charge, check_lifetime
+from common.study import Study
+
+FORMAT = 2
+"""Version of the events; an export carries it."""
+
+MOST_PENDING = 100
+"""Studies that may wait for a decision at once."""
+
+Verdict = Literal["approved", "declined"]
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS reservation (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT, study TEXT NOT NULL, run TEXT NOT NULL, tier TEXT NOT NULL,
-    epsilon REAL NOT NULL, delta REAL NOT NULL, mechanisms TEXT NOT NULL, parts TEXT NOT NULL,
-    previous TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (study, run));
-CREATE TABLE IF NOT EXISTS release (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT, study TEXT NOT NULL, run TEXT NOT NULL, key TEXT NOT NULL,
-    digest TEXT NOT NULL, blob BLOB NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (study, run, key),
-    FOREIGN KEY (study, run) REFERENCES reservation (study, run));
-CREATE TABLE IF NOT EXISTS spent_part (
-    study TEXT NOT NULL, run TEXT NOT NULL, part TEXT NOT NULL, key TEXT NOT NULL, PRIMARY KEY (study, run, part),
-    FOREIGN KEY (study, run, key) REFERENCES release (study, run, key));
+CREATE TABLE IF NOT EXISTS event (
+    sequence INTEGER PRIMARY KEY, kind TEXT NOT NULL, identity TEXT NOT NULL UNIQUE, content BLOB NOT NULL,
+    previous TEXT NOT NULL, hash TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS blob (identity TEXT PRIMARY KEY REFERENCES event (identity), bytes BLOB NOT NULL);
 """
-_TABLES = ("reservation", "release", "spent_part")
+_APPEND_ONLY = "".join(
+    f"CREATE TRIGGER IF NOT EXISTS {table}_no_{verb} BEFORE {verb} ON {table} "
+    f"BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;\n"
+    for table in ("event", "blob")
+    for verb in ("UPDATE", "DELETE")
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One row of the ledger."""
+
+    sequence: int
+    kind: str
+    content: Mapping[str, Any]
+    previous: str
+    hash: str
 
 
 class Ledger:
-    """One site's ledger file. Use it inside `Ledger.exclusive`: one release at a time.
+    """One site's ledger file. Releases are made inside `Ledger.exclusive`: one at a time.
+
+    Parameters
+    ----------
+    path
+        The file; made if it isn't there.
+    key
+        32 bytes, or None for a ledger in the clear.
 
     Raises
     ------
     LedgerError
-        On opening, if the file can't be read or written, or its hash chain is broken. Then nothing is released.
+        If the file can't be read or written, its hash chain is broken, or the key isn't its own. Then nothing is
+        released.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, key: bytes | None = None) -> None:
         self._path = path
+        self._seal = _Seal(path, key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _create_private(path)
             self._database = sqlite3.connect(path, isolation_level=None, timeout=60)
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-                self._database.execute(f"PRAGMA {pragma}")
-            self._database.executescript(_SCHEMA + _append_only())
         except (sqlite3.Error, OSError) as cause:
             raise LedgerError(f"{path}: the ledger can't be opened: {cause}") from cause
-        path.chmod(0o600)
-        self.verify()
+        try:
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                self._database.execute(f"PRAGMA {pragma}")
+            self._database.executescript(_SCHEMA + _APPEND_ONLY)
+            self._name_it()
+            self.verify()
+        except sqlite3.Error as cause:
+            self._database.close()
+            raise LedgerError(f"{path}: the ledger can't be opened: {cause}") from cause
+        except BaseException:
+            self._database.close()
+            raise
+
+    @classmethod
+    def of(cls, site: Site) -> Ledger:
+        """The ledger of a site. Raises as the constructor does."""
+        return cls(site.ledger_path, site.ledger_key())
 
     def close(self) -> None:
         """Close the file."""
         self._database.close()
 
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @contextmanager
     def exclusive(self) -> Iterator[Ledger]:
         """Hold the site's one lock: from looking a request up until its answer is stored."""
-        with (self._path.with_suffix(".lock")).open("w") as lock:
-            os.chmod(lock.name, 0o600)
+        lock_path = self._path.with_suffix(".lock")
+        try:
+            _create_private(lock_path)
+            lock = lock_path.open("r+")
+        except OSError as cause:
+            raise LedgerError(f"{lock_path}: the ledger's lock can't be opened: {cause}") from cause
+        with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield self
 
-    def spent(self) -> tuple[float, float]:
-        """(epsilon, delta) charged so far, over all runs, added up."""
-        charges = self._all("SELECT epsilon, delta FROM reservation")
-        return sum(float(epsilon) for epsilon, _ in charges), sum(float(delta) for _, delta in charges)
+    def head(self) -> LedgerHead:
+        """Where the chain stands now."""
+        first, last = self._one("sequence = 1"), self._one("sequence = (SELECT MAX(sequence) FROM event)")
+        if first is None or last is None:
+            raise LedgerError(f"{self._path}: the ledger is empty; its first event is missing")
+        return LedgerHead(str(first.content["ledger"]), last.sequence, last.hash)
 
-    def stored(self, study: str, run: str, key: str, digest: str) -> bytes | None:
+    def check_not_restored(self, seen: LedgerHead | None) -> None:
+        """Refuse to go on from an older copy than the one that the coordinator saw.
+
+        Raises
+        ------
+        LedgerRestoredError
+        """
+        if seen is None:
+            return
+        own = self.head()
+        if seen.ledger != own.ledger:
+            raise LedgerRestoredError(
+                f"{self._path}: is ledger {own.ledger[:12]}…, but the coordinator saw {seen.ledger[:12]}… at this "
+                "site; it was deleted or replaced, and what was spent is unknown"
+            )
+        event = self._one("sequence = ?", seen.sequence)
+        if event is None or event.hash != seen.hash:
+            raise LedgerRestoredError(
+                f"{self._path}: stands at event {own.sequence}, but the coordinator saw another event "
+                f"{seen.sequence}; it was restored from an old copy, and what was spent since is unknown"
+            )
+
+    def charges(self, assets: Sequence[str]) -> list[Charge]:
+        """What was charged on data that ``assets`` overlap with. No asset named means all data of the site."""
+        return [
+            Charge(c["epsilon"], c["delta"], tuple(described(m) for m in c["mechanisms"]))
+            for c in (event.content for event in self._events("reservation"))
+            if _overlap(assets, c["assets"])
+        ]
+
+    def spent(self, assets: Sequence[str] = ()) -> tuple[float, float]:
+        """(epsilon, delta) charged so far on overlapping data, added up."""
+        charges = self.charges(assets)
+        return sum(charge.epsilon for charge in charges), sum(charge.delta for charge in charges)
+
+    def reservation(self, site: str, study: str, run: str) -> Mapping[str, Any] | None:
+        """What a run was charged, or None."""
+        event = self._by_identity("reservation", site, study, run)
+        return None if event is None else event.content
+
+    def stored(self, site: str, study: str, run: str, key: str, digest: str) -> bytes | None:
         """The bytes that answered this request before, or None.
 
         Raises
         ------
         ConflictError
             If the key was answered for a question with other content.
+        LedgerError
+            If the bytes aren't those that were stored.
         """
-        row = self._one("SELECT digest, blob FROM release WHERE study=? AND run=? AND key=?", study, run, key)
-        if row is None:
+        event = self._by_identity("release", site, study, run, key)
+        if event is None:
             return None
-        if row[0] != digest:
+        if event.content["digest"] != digest:
             raise ConflictError(
-                f"{self._path}: {key!r} of run {run!r} was answered for a question with digest {row[0][:12]}…; this "
-                f"one has {digest[:12]}…, and an answer is given once"
+                f"{self._path}: {key!r} of run {run!r} was answered for a question with digest "
+                f"{event.content['digest'][:12]}…; this one has {digest[:12]}…, and an answer is given once"
             )
-        return bytes(row[1])
+        rows = self._all(
+            "SELECT bytes FROM blob WHERE identity = ?", self._seal.identity("release", site, study, run, key)
+        )
+        stored = self._seal.open(rows[0][0], event.sequence) if rows else b""
+        if _sha256(stored) != event.content["sha256"]:
+            raise LedgerError(f"{self._path}: the bytes of release {event.sequence} were changed; nothing is released")
+        return stored
 
-    def unspent(self, study: str, run: str, part: str) -> bool:
-        """True if the run's plan hasn't given out ``part`` yet."""
-        return self._one("SELECT 1 FROM spent_part WHERE study=? AND run=? AND part=?", study, run, part) is None
+    def unspent(self, site: str, study: str, run: str, parts: Sequence[str]) -> list[str]:
+        """Those of ``parts`` that the run hasn't given out yet."""
+        spent = self._spent(site, study, run)
+        return [part for part in parts if part not in spent]
 
-    def reserve(self, study: str, run: str, tier: str, plan: PrivacyPlan, parts: Sequence[str], policy: Policy) -> None:
+    def reserve(self, site: Site, study: Study, run: str, plan: PrivacyPlan, parts: Sequence[str]) -> None:
         """Charge a run's whole plan, durably, before its first release; a no-op for a run that is charged already.
 
         Raises
@@ -110,23 +229,36 @@ class Ledger:
         PolicyRefusal
             If the run was charged as another tier or for another plan.
         """
-        mechanisms = json.dumps([describe(m) for m in plan.mechanisms], sort_keys=True)
+        mechanisms = [describe(m) for m in plan.mechanisms]
         with self._transaction():
-            row = self._one("SELECT tier, mechanisms FROM reservation WHERE study=? AND run=?", study, run)
-            if row is not None:
-                if tuple(row) != (tier, mechanisms):
-                    raise PolicyRefusal(f"{self._path}: run {run!r} was reserved as {row[0]!r} for another plan")
+            known = self.reservation(site.name, study.sha256, run)
+            if known is not None:
+                if (known["tier"], known["mechanisms"]) != (site.tier, mechanisms):
+                    raise PolicyRefusal(f"{self._path}: run {run!r} was reserved as {known['tier']!r} for another plan")
                 return
-            check_lifetime(policy, self.spent(), plan)
-            content = (study, run, tier, plan.epsilon, plan.delta, mechanisms, json.dumps(list(parts)))
-            previous = self._head("reservation")
-            self._database.execute(
-                "INSERT INTO reservation (study, run, tier, epsilon, delta, mechanisms, parts, previous, hash) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*content, previous, _chain(previous, content)),
-            )
+            check_lifetime(site.policy, self.charges(site.documents.assets), plan)
+            content = {
+                "site": site.name,
+                "study": study.sha256,
+                "run": run,
+                "tier": site.tier,
+                "size_class": site.size_class,
+                "unit": study.privacy.unit,
+                "adjacency": "add or remove one unit",
+                "assets": list(site.documents.assets),
+                "epsilon": plan.epsilon,
+                "delta": plan.delta,
+                "accounting": plan.accounting,
+                "mechanisms": mechanisms,
+                "parts": list(parts),
+                "accountant": f"dp-accounting {metadata.version('dp-accounting')} PLD, interval {VERIFY_INTERVAL:g}",
+                "policy": _caps(site.policy),
+            }
+            self._append("reservation", content, site.name, study.sha256, run)
 
-    def store(self, study: str, run: str, key: str, digest: str, parts: Sequence[str], blob: bytes) -> None:
+    def store(
+        self, site: str, study: str, run: str, key: str, digest: str, parts: Sequence[str], released: bytes
+    ) -> None:
         """Store the noised bytes of a release, durably, and mark its parts as spent.
 
         Raises
@@ -135,40 +267,140 @@ class Ledger:
             If a part isn't in the run's plan or was spent before, or the disk refuses.
         """
         with self._transaction():
-            row = self._one("SELECT parts FROM reservation WHERE study=? AND run=?", study, run)
-            planned = json.loads(row[0]) if row else []
-            if unplanned := sorted(set(parts) - set(planned)):
-                raise LedgerError(f"{self._path}: {unplanned} aren't in the plan of run {run!r}, which has {planned}")
-            content = (study, run, key, digest)
-            previous = self._head("release")
-            self._database.execute(
-                "INSERT INTO release (study, run, key, digest, blob, previous, hash) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*content, blob, previous, _chain(previous, (*content, _sha256(blob)))),
-            )
-            self._database.executemany(
-                "INSERT INTO spent_part (study, run, part, key) VALUES (?, ?, ?, ?)",
-                [(study, run, part, key) for part in parts],
-            )
+            reserved = self.reservation(site, study, run)
+            planned = [] if reserved is None else reserved["parts"]
+            spent = self._spent(site, study, run)
+            if wrong := sorted(set(parts) - set(planned) | set(parts) & spent):
+                raise LedgerError(
+                    f"{self._path}: {wrong} can't be given out in run {run!r}, which plans {planned} and gave out "
+                    f"{sorted(spent)}"
+                )
+            content = {
+                "site": site,
+                "study": study,
+                "run": run,
+                "key": key,
+                "digest": digest,
+                "parts": list(parts),
+                "sha256": _sha256(released),
+                "bytes": len(released),
+            }
+            self._append("release", content, site, study, run, key, released=released)
 
-    def verify(self) -> None:
-        """Follow the hash chains.
+    def decide(self, site: str, study: str, verdict: Verdict, person: str) -> None:
+        """Note that a person agreed to a study or declined it; the last word counts."""
+        content = {"site": site, "study": study, "verdict": verdict, "person": person}
+        with self._transaction():
+            self._append("decision", content, str(self.head().sequence))
+
+    def verdict(self, site: str, study: str) -> Verdict | None:
+        """The last decision about a study, or None."""
+        said = [
+            e.content["verdict"]
+            for e in self._events("decision")
+            if (e.content["site"], e.content["study"]) == (site, study)
+        ]
+        return said[-1] if said else None
+
+    def ask(self, site: str, study: Study) -> None:
+        """Keep a study for a person to look at. A coordinator can't fill the disk with it."""
+        with self._transaction():
+            known = self._by_identity("asked", site, study.sha256)
+            if known is None and len(self.pending(site)) < MOST_PENDING:
+                self._append(
+                    "asked", {"site": site, "study": study.sha256, "canonical": study.canonical}, site, study.sha256
+                )
+
+    def pending(self, site: str) -> list[Study]:
+        """Studies that wait for a decision."""
+        asked = [e.content for e in self._events("asked") if e.content["site"] == site]
+        return [Study.from_canonical(a["canonical"]) for a in asked if self.verdict(site, a["study"]) is None]
+
+    def export(self) -> dict[str, Any]:
+        """Every event and no bytes, for an auditor. The chain can be followed from it."""
+        head = self.head()
+        events = [
+            {"sequence": e.sequence, "kind": e.kind, "content": e.content, "previous": e.previous, "hash": e.hash}
+            for e in self._events()
+        ]
+        return {"format": FORMAT, "ledger": head.ledger, "events": events}
+
+    def verify(self, *, blobs: bool = False) -> None:
+        """Follow the hash chain, and on demand read every stored release back.
 
         Raises
         ------
         LedgerError
-            At the first row that was changed, or whose predecessor is missing.
+            At the first event that was changed, or whose predecessor is missing.
         """
-        reservations = self._all(
-            "SELECT study, run, tier, epsilon, delta, mechanisms, parts, previous, hash FROM reservation "
-            "ORDER BY sequence"
-        )
-        _follow(self._path, "reservation", ((row[:-2], row[-2], row[-1]) for row in reservations))
-        releases = self._all("SELECT study, run, key, digest, blob, previous, hash FROM release ORDER BY sequence")
-        _follow(self._path, "release", (((*row[:4], _sha256(bytes(row[4]))), row[5], row[6]) for row in releases))
+        follow_chain(str(self._path), self._events())
+        if not blobs:
+            return
+        for event in self._events("release"):
+            c = event.content
+            self.stored(c["site"], c["study"], c["run"], c["key"], c["digest"])
 
-    def _head(self, table: str) -> str:
-        row = self._one(f"SELECT hash FROM {table} ORDER BY sequence DESC LIMIT 1")
-        return str(row[0]) if row else ""
+    def _name_it(self) -> None:
+        if self._all("SELECT 1 FROM event LIMIT 1"):
+            return
+        with self._transaction():
+            # Another process may have been faster.
+            if not self._all("SELECT 1 FROM event LIMIT 1"):
+                self._append("opened", {"ledger": secrets.token_hex(16), "format": FORMAT}, "")
+
+    def _append(self, kind: str, content: Mapping[str, Any], *identity: str, released: bytes | None = None) -> None:
+        """Add one event, and its bytes; inside a transaction."""
+        rows = self._all("SELECT sequence, hash FROM event ORDER BY sequence DESC LIMIT 1")
+        sequence, previous = (rows[0][0] + 1, rows[0][1]) if rows else (1, "")
+        # For people; nothing depends on a clock.
+        dated = {**content, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        name = self._seal.identity(kind, *identity)
+        self._database.execute(
+            "INSERT INTO event (sequence, kind, identity, content, previous, hash) VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                sequence,
+                kind,
+                name,
+                self._seal.close(_canonical(dated), sequence),
+                previous,
+                chain_hash(previous, sequence, kind, dated),
+            ),
+        )
+        if released is not None:
+            self._database.execute(
+                "INSERT INTO blob (identity, bytes) VALUES (?, ?)", (name, self._seal.close(released, sequence))
+            )
+
+    def _spent(self, site: str, study: str, run: str) -> set[str]:
+        return {
+            part
+            for e in self._events("release")
+            if (e.content["site"], e.content["study"], e.content["run"]) == (site, study, run)
+            for part in e.content["parts"]
+        }
+
+    def _by_identity(self, kind: str, *identity: str) -> Event | None:
+        return self._one("identity = ?", self._seal.identity(kind, *identity))
+
+    def _events(self, kind: str | None = None) -> list[Event]:
+        return self._select("kind = ?", kind) if kind else self._select("1 = 1")
+
+    def _one(self, condition: str, *values: object) -> Event | None:
+        events = self._select(condition, *values)
+        return events[0] if events else None
+
+    def _select(self, condition: str, *values: object) -> list[Event]:
+        rows = self._all(
+            f"SELECT sequence, kind, content, previous, hash FROM event WHERE {condition} ORDER BY sequence", *values
+        )
+        return [self._event(*row) for row in rows]
+
+    def _event(self, sequence: int, kind: str, content: bytes, previous: str, chained: str) -> Event:
+        opened = self._seal.open(content, sequence)
+        try:
+            return Event(sequence, kind, json.loads(opened), previous, chained)
+        except ValueError as cause:
+            raise LedgerError(f"{self._path}: event {sequence} can't be read; the ledger was changed") from cause
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -176,16 +408,13 @@ class Ledger:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
         except sqlite3.Error as cause:
             raise LedgerError(f"{self._path}: the ledger refused a write: {cause}") from cause
-
-    def _one(self, query: str, *values: object) -> tuple[Any, ...] | None:
-        rows = self._all(query, *values)
-        return rows[0] if rows else None
 
     def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         try:
@@ -194,25 +423,85 @@ class Ledger:
             raise LedgerError(f"{self._path}: the ledger can't be read: {cause}") from cause
 
 
-def _append_only() -> str:
-    return "".join(
-        f"CREATE TRIGGER IF NOT EXISTS {table}_no_{verb} BEFORE {verb} ON {table} "
-        f"BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;\n"
-        for table in _TABLES
-        for verb in ("UPDATE", "DELETE")
-    )
+def chain_hash(previous: str, sequence: int, kind: str, content: Mapping[str, Any]) -> str:
+    """Hash of an event, which the next one carries."""
+    return _sha256(_canonical([previous, sequence, kind, content]))
 
 
-def _follow(path: Path, table: str, rows: Iterator[tuple[tuple[object, ...], object, object]]) -> None:
+def follow_chain(source: str, events: Sequence[Event]) -> None:
+    """Check that every event fits the one before it, from the first on.
+
+    Raises
+    ------
+    LedgerError
+        At the first that doesn't; ``source`` names the file.
+    """
     last = ""
-    for number, (content, previous, stored) in enumerate(rows, start=1):
-        if previous != last or stored != _chain(last, content):
-            raise LedgerError(f"{path}: row {number} of {table!r} doesn't fit its hash chain; the ledger was changed")
-        last = str(stored)
+    for number, event in enumerate(events, start=1):
+        expected = chain_hash(last, number, event.kind, event.content)
+        if (event.sequence, event.previous, event.hash) != (number, last, expected):
+            raise LedgerError(f"{source}: event {number} doesn't fit its hash chain; the ledger was changed")
+        last = event.hash
 
 
-def _chain(previous: str, content: Sequence[object]) -> str:
-    return _sha256(json.dumps([previous, *content]).encode())
+class _Seal:
+    """Encrypts what a ledger holds, if the site set a key. Hashes are over the open contents, so an export verifies."""
+
+    _MARK = b"sealed:"
+
+    def __init__(self, path: Path, key: bytes | None) -> None:
+        self._path = path
+        self._cipher = None if key is None else AESGCM(key)
+        self._salt = b"" if key is None else hashlib.sha256(b"identity" + key).digest()
+
+    def identity(self, *parts: str) -> str:
+        """Unique name of an event. Keyed, so that without the key nobody can look up whether a study took place."""
+        return _sha256(self._salt + _canonical(list(parts)))
+
+    def close(self, data: bytes, sequence: int) -> bytes:
+        if self._cipher is None:
+            return data
+        nonce = secrets.token_bytes(12)
+        return self._MARK + nonce + self._cipher.encrypt(nonce, data, str(sequence).encode())
+
+    def open(self, data: bytes, sequence: int) -> bytes:
+        data = bytes(data)
+        if data.startswith(self._MARK) != (self._cipher is not None):
+            state = "encrypted, and site.ledger_key_file isn't set" if self._cipher is None else "not encrypted"
+            raise LedgerError(f"{self._path}: the ledger is {state}; the setting it was made with is needed")
+        if self._cipher is None:
+            return data
+        start = len(self._MARK)
+        try:
+            return self._cipher.decrypt(data[start : start + 12], data[start + 12 :], str(sequence).encode())
+        except InvalidTag as cause:
+            raise LedgerError(
+                f"{self._path}: event {sequence} can't be decrypted; the ledger was changed, or this isn't its key"
+            ) from cause
+
+
+def _create_private(path: Path) -> None:
+    """Make a file that only its owner reads, from its first moment on, and make its name durable."""
+    if path.exists():
+        return
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _caps(policy: Policy) -> dict[str, Any]:
+    return {name: getattr(policy, name) for name in ("max_epsilon", "max_delta", "composition")}
+
+
+def _overlap(these: Sequence[str], those: Sequence[str]) -> bool:
+    return not these or not those or not set(these).isdisjoint(those)
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _sha256(data: bytes) -> str:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from common.errors import StudyError
 from common.privacy.accounting import PrivacyPlan, StrongPlan, WeakPlan, plan_strong, plan_weak
-from common.study import Study
+from common.study import Privacy, Study
 
 
 def site_plan(study: Study, tier: str, size_class: int) -> PrivacyPlan:
@@ -25,25 +25,12 @@ def strong_plan(study: Study, size_class: int) -> StrongPlan:
     minimum = study.federation.min_documents
     if size_class < minimum:
         raise StudyError(f"size class is {size_class}; study {study.name!r} accepts at least {minimum}")
-    return _strong(
-        study.privacy.epsilon,
-        study.privacy.delta,
-        sample_rate(study, size_class),
-        study.training.rounds * study.training.steps,
-        study.privacy.profile_share,
-        study.privacy.codes_per_unit,
-    )
+    return _strong(study.privacy, sample_rate(study, size_class), study.training.rounds * study.training.steps)
 
 
 def weak_plan(study: Study) -> WeakPlan:
-    """Plan of a weak site: one profile and one ballot of K votes per unit."""
-    return _weak(
-        study.privacy.epsilon,
-        study.privacy.delta,
-        study.neighbours,
-        study.privacy.profile_share,
-        study.privacy.codes_per_unit,
-    )
+    """Plan of a weak site: one profile and one ballot of R votes per unit."""
+    return _weak(study.privacy, study.votes_per_unit)
 
 
 def sample_rate(study: Study, size_class: int) -> float:
@@ -52,19 +39,31 @@ def sample_rate(study: Study, size_class: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def _strong(
-    epsilon: float, delta: float, rate: float, steps: int, profile_share: float, codes_per_unit: int
-) -> StrongPlan:
+def _strong(privacy: Privacy, rate: float, steps: int) -> StrongPlan:
     return plan_strong(
-        epsilon,
-        delta,
+        privacy.epsilon,
+        privacy.delta,
         sample_rate=rate,
         steps=steps,
-        profile_share=profile_share,
-        codes_per_unit=codes_per_unit,
+        profile_share=_profile_share(privacy),
+        codes_per_unit=privacy.codes_per_unit,
+        noise_multiplier=privacy.training_noise_multiplier,
+        accounting=privacy.accounting,
     )
 
 
 @lru_cache(maxsize=64)
-def _weak(epsilon: float, delta: float, votes: int, profile_share: float, codes_per_unit: int) -> WeakPlan:
-    return plan_weak(epsilon, delta, votes_per_unit=votes, profile_share=profile_share, codes_per_unit=codes_per_unit)
+def _weak(privacy: Privacy, votes_per_unit: int) -> WeakPlan:
+    return plan_weak(
+        privacy.epsilon,
+        privacy.delta,
+        votes_per_unit=votes_per_unit,
+        profile_share=_profile_share(privacy),
+        codes_per_unit=privacy.codes_per_unit,
+        noise_multiplier=privacy.vote_noise_multiplier,
+        accounting=privacy.accounting,
+    )
+
+
+def _profile_share(privacy: Privacy) -> float:
+    return privacy.paper_profile_share if privacy.accounting == "paper" else privacy.profile_share

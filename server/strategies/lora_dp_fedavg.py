@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from common.errors import FedcorpusError, QuorumError
 from common.models.generator import check_adapter
-from common.protocol import TRAIN, Adapter, TrainReply, TrainRequest
+from common.protocol import TRAIN, Adapter, TrainReply, TrainRequest, addressed
 from common.study import Study
 from server.census import Roster, SiteRecord, failure_code, sent_to
 from server.progress import Progress
@@ -59,6 +59,7 @@ class LoraDpFedAvg(Strategy):
     ) -> None:
         self._study = study
         self._run_id = run_id
+        self._roster = roster
         self._sites = {site.node_id: site for site in roster.of_tier("strong")}
         self._frozen_sha256 = frozen_sha256
         self._progress = progress
@@ -95,8 +96,13 @@ class LoraDpFedAvg(Strategy):
         request = TrainRequest(self._study, self._run_id, server_round, _to_adapter(arrays), self._frozen_sha256)
         records = request.to_records()
         self._sent = [
-            Message(records, dst_node_id=node, message_type=TRAIN, group_id=str(server_round))
-            for node in self._sites
+            Message(
+                addressed(records, site.ledger),
+                dst_node_id=node,
+                message_type=TRAIN,
+                group_id=str(server_round),
+            )
+            for node, site in self._sites.items()
             if node in online
         ]
         return self._sent
@@ -156,6 +162,7 @@ class LoraDpFedAvg(Strategy):
         if reply.profile is not None:
             self._profiles.setdefault(site.name, reply.profile)
         site.answered()
+        self._roster.saw(site, reply.ledger)
         return reply.adapter
 
     def _lost(self, site: SiteRecord, reason: str) -> None:

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from common.errors import FedcorpusError, QuorumError
-from common.protocol import PROFILE_AND_VOTE, CandidatePool, VoteReply, VoteRequest
+from common.protocol import PROFILE_AND_VOTE, CandidatePool, VoteReply, VoteRequest, addressed
 from common.study import Study
 from server.census import Roster, SiteRecord, failure_code, lost_on_the_way
 from server.progress import Progress
@@ -52,6 +52,7 @@ class ProfileAndVote:
     def __init__(self, study: Study, run_id: str, roster: Roster, progress: Progress) -> None:
         self._study = study
         self._run_id = run_id
+        self._roster = roster
         self._sites = {site.node_id: site for site in roster.of_tier("weak")}
         self._progress = progress
 
@@ -71,7 +72,13 @@ class ProfileAndVote:
         while (open_ := self._open(replies, pending, tries)) and time.monotonic() < deadline:
             ready = sorted(set(open_) & set(grid.get_node_ids()) - set(pending.values()))
             messages = [
-                Message(records, dst_node_id=node, message_type=PROFILE_AND_VOTE, group_id="votes") for node in ready
+                Message(
+                    addressed(records, self._sites[node].ledger),
+                    dst_node_id=node,
+                    message_type=PROFILE_AND_VOTE,
+                    group_id="votes",
+                )
+                for node in ready
             ]
             for message, message_id in zip(messages, grid.push_messages(messages) if messages else [], strict=True):
                 tries[message.metadata.dst_node_id] += 1
@@ -104,12 +111,14 @@ class ProfileAndVote:
                 tries[node] = MAX_TRIES
             return
         try:
-            replies[node] = VoteReply.from_records(message.content, len(self._study.codes), candidates)
+            reply = VoteReply.from_records(message.content, len(self._study.codes), candidates)
         except FedcorpusError:
             self._lost(site, "malformed ballot")
             tries[node] = MAX_TRIES
             return
+        replies[node] = reply
         site.answered()
+        self._roster.saw(site, reply.ledger)
 
     def _lost(self, site: SiteRecord, reason: str) -> None:
         site.failed(reason)

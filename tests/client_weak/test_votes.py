@@ -44,3 +44,36 @@ def test_no_documents_no_candidates() -> None:
     empty = np.zeros((0, 8), np.float32)
     assert nearest_candidates(empty, np.zeros(0), _unit(2, 0), np.zeros(2), neighbours=2).shape == (0, 2)
     assert (nearest_candidates(_unit(2, 0), np.zeros(2), empty, np.zeros(0), neighbours=2) == NO_CANDIDATE).all()
+
+
+def _near_ties() -> tuple[np.ndarray, np.ndarray]:
+    """Candidates that no document can tell apart but by the last bits of a product."""
+    noise = np.random.default_rng(5).normal(size=(300, 256)).astype(np.float32)
+    documents = np.random.default_rng(6).normal(size=(200, 256)).astype(np.float32)
+    candidates = np.ones((300, 256), np.float32) + 1e-5 * noise
+    return _rows(documents), _rows(candidates)
+
+
+def _rows(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def _moved_by_others(documents: np.ndarray, candidates: np.ndarray) -> int:
+    """Documents whose nearest candidates change when they are looked up alone."""
+    one_code = np.zeros(len(documents)), np.zeros(len(candidates))
+    together = nearest_candidates(documents, one_code[0], candidates, one_code[1], neighbours=8)
+    alone = [
+        nearest_candidates(documents[i : i + 1], one_code[0][:1], candidates, one_code[1], neighbours=8)[0]
+        for i in range(len(documents))
+    ]
+    return sum(not np.array_equal(a, t) for a, t in zip(alone, together, strict=True))
+
+
+def test_what_a_document_votes_for_depends_on_no_other_document() -> None:
+    assert _moved_by_others(*_near_ties()) == 0
+
+
+def test_floating_point_products_would_let_one_document_move_anothers_votes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twin: the same products in float32, as they are usually written."""
+    monkeypatch.setattr(votes, "_exact", lambda vectors: vectors)
+    assert _moved_by_others(*_near_ties()) > 0

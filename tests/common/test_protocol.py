@@ -23,11 +23,13 @@ from common.protocol import (
     CandidatePool,
     CensusReply,
     CensusRequest,
+    LedgerHead,
     TrainReply,
     TrainRequest,
     VoteReply,
     VoteRequest,
     adapter_bytes,
+    addressed,
     pack_release,
     release_records,
     unpack_release,
@@ -49,10 +51,11 @@ ADAPTER = {
     "layer.b": np.zeros((1,), dtype=np.float32),
 }
 POOL = CandidatePool(("Good.", 'Line\nbreak, "quote", Grüße, 😀', ""), np.array([0, 1, 1], dtype=np.int32))
-CENSUS = CensusRequest(STUDY, "run-1")
-TRAIN = TrainRequest(STUDY, "run-1", 2, ADAPTER, "f" * 64)
-VOTE = VoteRequest(STUDY, "run-1", POOL)
-CENSUS_REPLY = CensusReply("hospital", "weak", 100, "1.42.0", STUDY.sha256, None)
+HEAD = LedgerHead("a" * 32, 7, "b" * 64)
+CENSUS = CensusRequest(STUDY, "run-1", HEAD)
+TRAIN = TrainRequest(STUDY, "run-1", 2, ADAPTER, "f" * 64, HEAD)
+VOTE = VoteRequest(STUDY, "run-1", POOL, HEAD)
+CENSUS_REPLY = CensusReply("hospital", "weak", 100, "1.42.0", STUDY.sha256, None, HEAD)
 
 DECODERS: dict[str, Callable[[RecordDict], Any]] = {
     "census request": CensusRequest.from_records,
@@ -65,12 +68,12 @@ DECODERS: dict[str, Callable[[RecordDict], Any]] = {
 
 
 def train_reply(**arrays: Any) -> RecordDict:
-    return release_records(pack_release({f"adapter/{k}": v for k, v in ADAPTER.items()} | arrays))
+    return release_records(pack_release({f"adapter/{k}": v for k, v in ADAPTER.items()} | arrays), HEAD)
 
 
 def vote_reply(**arrays: Any) -> RecordDict:
     counts = {"profile": np.array([3, -1]), "ballot": np.array([1, 0, -2])}
-    return release_records(pack_release(counts | arrays))
+    return release_records(pack_release(counts | arrays), HEAD)
 
 
 VALID: dict[str, Callable[[], RecordDict]] = {
@@ -107,6 +110,40 @@ def test_census_reply_comes_back_as_it_was_sent(refusal: WireCode | None, tier: 
     assert CensusReply.from_records(sent(reply.to_records())) == reply
 
 
+@pytest.mark.parametrize("request_", [CENSUS, TRAIN, VOTE])
+def test_a_question_carries_the_ledger_head_that_was_seen_and_is_the_same_question_without(request_: Any) -> None:
+    decode = type(request_).from_records
+    unseen = replace(request_, seen=None)
+    assert decode(sent(request_.to_records())).seen == HEAD
+    assert decode(sent(unseen.to_records())).seen is None
+    assert decode(sent(addressed(unseen.to_records(), HEAD))).seen == HEAD
+    if request_ is not CENSUS:
+        assert request_.digest == unseen.digest
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"ledger": "a", "sequence": 1},
+        {"ledger": "a", "sequence": -1, "hash": "b"},
+        {"ledger": "a", "sequence": True, "hash": "b"},
+        {"ledger": 3, "sequence": 1, "hash": "b"},
+        {"ledger": "../a", "sequence": 1, "hash": "b"},
+        {"ledger": "a", "sequence": 1, "hash": "B" * 65},
+    ],
+)
+def test_a_ledger_head_that_is_none_is_refused(record: dict[str, Any]) -> None:
+    for records, decode, name in (
+        (VALID["vote request"](), DECODERS["vote request"], "seen"),
+        (VALID["vote reply"](), DECODERS["vote reply"], "ledger"),
+        (VALID["census reply"](), DECODERS["census reply"], "ledger"),
+    ):
+        records[name] = ConfigRecord(record)
+        with pytest.raises(ProtocolError):
+            decode(records)
+
+
 def test_train_request_comes_back_as_it_was_sent() -> None:
     again = TrainRequest.from_records(sent(TRAIN.to_records()))
     assert (again.study, again.run_id, again.round, again.frozen_sha256) == (STUDY, "run-1", 2, "f" * 64)
@@ -140,7 +177,7 @@ def test_vote_reply_comes_back_as_it_was_stored() -> None:
 
 def test_stored_bytes_travel_unchanged() -> None:
     stored = pack_release({"profile": np.array([1, 2])})
-    assert sent(release_records(stored)).array_records["release"]["bytes"].numpy().tobytes() == stored
+    assert sent(release_records(stored, HEAD)).array_records["release"]["bytes"].numpy().tobytes() == stored
 
 
 def test_same_release_packs_to_the_same_bytes() -> None:
@@ -247,11 +284,14 @@ def test_wrong_field_is_a_protocol_error(kind: str, key: str, values: list[Any])
 @pytest.mark.parametrize("kind", sorted(DECODERS))
 def test_missing_record_is_a_protocol_error(kind: str) -> None:
     complete = dict(VALID[kind]())
-    for name in complete:
+    # A coordinator that saw no ledger yet, and a site that can't open its own, send no head.
+    for name in set(complete) - {"seen", "ledger"}:
         with pytest.raises(ProtocolError):
             DECODERS[kind](RecordDict({other: complete[other] for other in complete if other != name}))
     with pytest.raises(ProtocolError):
-        DECODERS[kind](RecordDict({name: ConfigRecord({"protocol": 2}) for name in ("release", "request", "reply")}))
+        DECODERS[kind](
+            RecordDict({name: ConfigRecord({"protocol": PROTOCOL_VERSION}) for name in ("release", "request", "reply")})
+        )
 
 
 @pytest.mark.parametrize(
@@ -276,7 +316,7 @@ def test_train_reply_of_another_shape_is_a_protocol_error(records: RecordDict) -
         vote_reply(ballot=np.zeros(3)),
         vote_reply(ballot=np.zeros((3, 1), dtype=np.int64)),
         vote_reply(profile=np.zeros(3, dtype=np.int64)),
-        release_records(pack_release({"profile": np.array([1, 2])})),
+        release_records(pack_release({"profile": np.array([1, 2])}), HEAD),
     ],
 )
 def test_vote_reply_of_another_shape_is_a_protocol_error(records: RecordDict) -> None:
@@ -366,7 +406,7 @@ HOSTILE_BYTES = [
 def test_hostile_bytes_are_a_protocol_error_and_are_never_unpickled(data: bytes) -> None:
     array = Array(dtype="float32", shape=(2,), stype="numpy.ndarray", data=data)
     for kind, records in (
-        ("vote reply", release_records(data or b"\x00")),
+        ("vote reply", release_records(data or b"\x00", HEAD)),
         ("train reply", RecordDict({"release": ArrayRecord({"bytes": array})})),
         (
             "vote request",

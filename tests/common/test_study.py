@@ -69,7 +69,22 @@ def test_smallest_study_has_every_default_written_out(tmp_path: Path) -> None:
         ('name = "demo"', 'name = "demo"\nnmae = 1', "nmae", "unknown key"),
         ("epsilon = 4", "epsilon = 4\nepsilom = 5", "privacy.epsilom", "unknown key"),
         ('name = "demo"', "", "name", "missing"),
-        ("delta = 1e-5", "", "privacy.delta", "missing"),
+        ("delta = 1e-5", "", "privacy", "delta is missing; give epsilon and delta, or one of them with"),
+        ("epsilon = 4", "training_noise_multiplier = 1", "privacy", "epsilon is missing; give epsilon and delta"),
+        ("epsilon = 4\ndelta = 1e-5", "vote_noise_multiplier = 1", "privacy", "epsilon is missing, and delta too"),
+        ("epsilon = 4", "accounting = 'gdp'\nepsilon = 4", "privacy.accounting", "'joint' or 'paper'"),
+        (
+            "epsilon = 4",
+            "accounting = 'paper'\ntraining_noise_multiplier = 1\nvote_noise_multiplier = 1",
+            "privacy",
+            "'paper' splits an epsilon and a delta; give both",
+        ),
+        (
+            "[privacy]",
+            "[voting]\nvotes_per_unit = 3\n[privacy]",
+            "voting.votes_per_unit is 3",
+            "a record casts exactly",
+        ),
         ('name = "demo"', 'name = "../demo"', "name", "'../demo' isn't accepted"),
         ("epsilon = 4", "epsilon = 0", "privacy.epsilon", "0 isn't accepted: input should be greater than 0"),
         ("epsilon = 4", "epsilon = -1.5", "privacy.epsilon", "-1.5 isn't accepted"),
@@ -190,6 +205,10 @@ ALTERNATIVES: dict[str, Any] = {
     "weights": "noisy-profile",
     "neighbours": 2,
     "selection": "paper",
+    "accounting": "paper",
+    "training_noise_multiplier": 2.0,
+    "vote_noise_multiplier": 2.0,
+    "votes_per_unit": 12,
 }
 
 
@@ -197,7 +216,7 @@ ALTERNATIVES: dict[str, Any] = {
 def test_every_field_is_part_of_the_hash(path: tuple[str | int, ...]) -> None:
     study = Study.model_validate(minimal() | {"federation": {"expected_sites": 9}})
     changed = json.loads(study.canonical)
-    if path == ("privacy", "codes_per_unit"):
+    if path in (("privacy", "codes_per_unit"), ("voting", "votes_per_unit")):
         changed["privacy"]["unit"] = "patient"
         study = Study.model_validate(changed)
     inner = changed

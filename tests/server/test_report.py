@@ -18,11 +18,11 @@ HOSTILE = "[bold red]x[/] <script>|`\x1b[2J"
 def _summary(codes: int = 2) -> Summary:
     return Summary(
         run_id="r", study="s", study_sha256="0" * 64, attributes=("topic",), unit="record",
-        epsilon=7.99, delta=1e-4, neighbours=3,
+        epsilon=7.99, delta=1e-4, votes_per_unit=3,
         selection="simplex", pool_size=10, corpus_size=5 * codes, dropped={}, seconds={"census": 1.0},
         sites=(
-            SiteSummary(name="north", tier="strong", size_class=100, answers=3, outcome="answered", epsilon=7.99),
-            SiteSummary(name="west", tier="weak", size_class=100, answers=0, outcome="no answer in time", epsilon=7.9),
+            SiteSummary(name="north", tier="strong", size_class=100, answers=3, outcome="answered", epsilon=7.99, delta=1e-4),
+            SiteSummary(name="west", tier="weak", size_class=100, answers=0, outcome="no answer in time", epsilon=7.9, delta=1e-4),
         ),
         codes=tuple(
             CodeSummary(
@@ -66,7 +66,7 @@ def test_many_codes_are_summed_up_and_nothing_is_lost() -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_long_names_are_folded_and_none_is_cut_off(width: int) -> None:
     name, outcome = "st-elsewhere-university-hospital-trust", "refused: BUDGET_EXCEEDED"
-    site = SiteSummary(name=name, tier="weak", size_class=100_000, answers=0, outcome=outcome, epsilon=None)
+    site = SiteSummary(name=name, tier="weak", size_class=100_000, answers=0, outcome=outcome, epsilon=None, delta=None)
     shown = _shown(_summary().model_copy(update={"sites": (site,)}), width)
     squeezed = "".join(shown.split())
     assert "…" not in shown
@@ -80,7 +80,7 @@ def test_long_names_are_folded_and_none_is_cut_off(width: int) -> None:
     ("epsilon", "said"), [(7.99, "7.990"), (8.0, "8.000"), (8.0041, "8.005"), (0.00001, "0.001"), (float("inf"), "∞")]
 )
 def test_a_promise_is_never_rounded_to_look_better(epsilon: float, said: str) -> None:
-    site = SiteSummary(name="n", tier="weak", size_class=1, answers=1, outcome="answered", epsilon=epsilon)
+    site = SiteSummary(name="n", tier="weak", size_class=1, answers=1, outcome="answered", epsilon=epsilon, delta=1e-4)
     summary = _summary().model_copy(update={"epsilon": epsilon, "sites": (site,)})
     for page in (_shown(summary), to_markdown(summary)):
         assert f"(ε={said}, δ=0.0001)" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ from flwr.app import Context, Message
 from common.client_app import app as client_app
 from common.errors import QuorumError
 from common.models.generator import Generator
-from common.protocol import CENSUS, PROFILE_AND_VOTE, TRAIN, pack_release, release_records
+from common.protocol import CENSUS, PROFILE_AND_VOTE, TRAIN, LedgerHead, pack_release, release_records
 from common.site.config import Site
 from common.site.ledger import Ledger
 from server.aggregate import quotas
@@ -27,6 +28,7 @@ from server.summary import read_summary
 from tests.hospitals import rows, small_study, write_site, write_study
 from tests.in_process import InProcessGrid
 
+HEAD = LedgerHead("a" * 32, 1, "b" * 64)
 TIERS = {1: ("north", "strong"), 2: ("south", "strong"), 3: ("east", "weak"), 4: ("west", "weak")}
 
 
@@ -82,7 +84,7 @@ def test_every_site_gets_one_question_per_round_and_weak_sites_just_one(finished
         assert asked[node, PROFILE_AND_VOTE] == (1 if tier == "weak" else 0)
     votes = [m for m in grid.received if m.metadata.message_type == PROFILE_AND_VOTE]
     assert len(votes) == 2
-    assert all(set(m.content) == {"release"} for m in votes), "profile and ballot in one message"
+    assert all(set(m.content) == {"release", "ledger"} for m in votes), "profile and ballot in one message"
 
 
 def test_only_the_adapter_travels_in_phase_1(finished: Any) -> None:
@@ -231,7 +233,7 @@ def test_a_malformed_ballot_is_dropped_and_the_site_named(
 ) -> None:
     def hostile(message: Message, context: Context) -> Message:
         if message.metadata.message_type == PROFILE_AND_VOTE and context.node_id == 4:
-            return Message(release_records(pack_release(forged)), reply_to=message)
+            return Message(release_records(pack_release(forged), HEAD), reply_to=message)
         return client_app(message, context)
 
     run = _run(tmp_path, tiny_model, InProcessGrid(_hospitals(tmp_path), answer=hostile))
@@ -245,7 +247,7 @@ def test_a_poisoned_adapter_is_dropped_and_the_site_named(tmp_path: Path, tiny_m
         if message.metadata.message_type != TRAIN or context.node_id != 2:
             return client_app(message, context)
         adapter = {f"adapter/{n}": np.full_like(a.numpy(), np.nan) for n, a in message.content["adapter"].items()}
-        return Message(release_records(pack_release(adapter)), reply_to=message)
+        return Message(release_records(pack_release(adapter), HEAD), reply_to=message)
 
     run = _run(tmp_path, tiny_model, InProcessGrid(_hospitals(tmp_path), answer=hostile))
     outcomes = {site.name: site.outcome for site in read_summary(run.workspace).sites}
@@ -267,7 +269,70 @@ def test_a_site_whose_policy_refuses_takes_no_part_and_is_charged_nothing(tmp_pa
     summary = {site.name: site for site in read_summary(run.workspace).sites}
     assert summary["west"].outcome == "refused: BUDGET_EXCEEDED"
     assert summary["west"].epsilon is None
-    assert not Site.load(sites[4]).ledger_path.exists()
+    assert Ledger(Site.load(sites[4]).ledger_path).spent() == (0, 0)
+
+
+def _restore_before(
+    kind: str, node: int, sites: Mapping[int, Path], *, echoed: bool = True
+) -> tuple[InProcessGrid, Path]:
+    """A grid in which a site's ledger is put back to a copy made at the census, before its second ``kind``."""
+    ledger = Site.load(sites[node]).ledger_path
+    copy = ledger.parent.with_name("backup")
+    asked: list[str] = []
+
+    def answer(message: Message, context: Context) -> Message:
+        if context.node_id != node:
+            return client_app(message, context)
+        asked.append(message.metadata.message_type)
+        if asked.count(kind) == 2 and asked[-1] == kind:
+            shutil.rmtree(ledger.parent)
+            shutil.copytree(copy, ledger.parent)
+        if not echoed and "seen" in message.content:
+            del message.content["seen"]
+        reply = client_app(message, context)
+        if message.metadata.message_type == CENSUS:
+            shutil.copytree(ledger.parent, copy, dirs_exist_ok=True)
+        return reply
+
+    return InProcessGrid(sites, answer=answer), ledger
+
+
+def test_a_ledger_restored_from_an_old_copy_releases_nothing(tmp_path: Path, tiny_model: Path) -> None:
+    sites = _hospitals(tmp_path)
+    grid, ledger = _restore_before(TRAIN, 1, sites)
+    run = _run(tmp_path, tiny_model, grid)
+    outcomes = {site.name: site.outcome for site in read_summary(run.workspace).sites}
+    assert outcomes["north"] == "LEDGER_RESTORED"
+    assert Ledger(ledger).spent() == (0, 0), "the old copy knows of no charge, and gave nothing out"
+
+
+def test_without_the_coordinators_echo_a_restored_copy_would_be_charged_anew(tmp_path: Path, tiny_model: Path) -> None:
+    """Twin."""
+    sites = _hospitals(tmp_path)
+    grid, _ = _restore_before(TRAIN, 1, sites, echoed=False)
+    run = _run(tmp_path, tiny_model, grid)
+    assert {site.outcome for site in read_summary(run.workspace).sites} == {"answered"}
+
+
+def test_a_ledger_that_is_older_than_in_an_earlier_run_is_refused_at_the_census(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    sites = _hospitals(tmp_path)
+    state = Site.load(sites[4]).state
+    heads = str(tmp_path / "coordinator")
+
+    def run(name: str, grid: InProcessGrid) -> dict[str, str]:
+        study = write_study(tmp_path, small_study(tiny_model, training={"rounds": 1}, privacy={"epsilon": 2.0}))
+        opened = open_run(str(study), str(tmp_path / name), heads)
+        run_study(grid, opened)
+        return {site.name: site.outcome for site in read_summary(opened.workspace).sites}
+
+    assert run("one", InProcessGrid(sites))["west"] == "answered"
+    shutil.copytree(state, tmp_path / "backup")
+    assert run("two", InProcessGrid(sites))["west"] == "answered"
+    shutil.rmtree(state)
+    shutil.copytree(tmp_path / "backup", state)
+    assert run("three", InProcessGrid(sites))["west"] == "refused: its ledger is an older copy than one seen before"
 
 
 def test_a_node_key_registered_under_another_name_is_not_believed(tmp_path: Path, tiny_model: Path) -> None:
