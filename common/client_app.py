@@ -37,7 +37,7 @@ class TierDispatcher(ClientApp):
         except FedcorpusError as error:
             log.error("%s refused: %s: %s", message.metadata.message_type, type(error).__name__, error)
             return _coded(message, error.wire_code)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, only a code may leave
             log.error("%s failed: %s", message.metadata.message_type, _where(error))
             return _coded(message, WireCode.INTERNAL)
 

@@ -12,15 +12,15 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from common.configuration import Section
 
 MAX_CODES = 100_000
 
 
-class Attribute(BaseModel):
+class Attribute(Section):
     """One public attribute of a document and the values it may take."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="Name of the attribute, as it appears in prompts and in the corpus.", min_length=1)
     values: tuple[str, ...] = Field(
@@ -51,10 +51,8 @@ class Attribute(BaseModel):
         return values
 
 
-class ControlCodes(BaseModel):
+class ControlCodes(Section):
     """The schema of the codes and the wording of the prompt that conditions the generator on one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     attributes: tuple[Attribute, ...] = Field(description="The attributes whose combinations are the control codes.")
     preamble: str = Field(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import UserError
 
@@ -19,6 +20,21 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """What studies and sites may be called: names are shown to people and become file names."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A part of a file that a person writes: frozen, no unknown keys, numbers only where numbers are meant."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with changes; what was worked out from the old values, a hash above all, is worked out anew."""
+        copy = super().model_copy(update=update, deep=deep)
+        for kind in type(self).__mro__:
+            for name, attribute in vars(kind).items():
+                if isinstance(attribute, cached_property):
+                    copy.__dict__.pop(name, None)
+        return copy
 
 
 def load_model(model: type[ModelT], path: Path, error: type[UserError]) -> ModelT:

@@ -13,18 +13,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from common.codes import ControlCodes
-from common.configuration import NAME, first_problem, load_model
+from common.configuration import NAME, Section, first_problem, load_model
 from common.errors import StudyError
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Privacy(_Section):
+class Privacy(Section):
     """The promise: one joint (epsilon, delta) per site for everything this study releases from it.
 
     Of epsilon, delta and a tier's noise two are given and the third is solved; if all are given they are checked.
@@ -93,7 +89,7 @@ class Privacy(_Section):
         return self
 
 
-class Generator(_Section):
+class Generator(Section):
     """The public language model and the adapter that is trained on top of it."""
 
     base: str = Field(
@@ -122,7 +118,7 @@ class Generator(_Section):
     )
 
 
-class Training(_Section):
+class Training(Section):
     """Phase 1: LoRA DP-FedAvg with the strong sites."""
 
     rounds: int = Field(default=3, ge=1, description="R: rounds of federated averaging.")
@@ -141,7 +137,7 @@ class Training(_Section):
     )
 
 
-class Pool(_Section):
+class Pool(Section):
     """The candidate pool that the weak sites vote on."""
 
     size: int = Field(default=1000, ge=1, description="Number of candidates over all codes.")
@@ -164,7 +160,7 @@ class Pool(_Section):
     seed: int = Field(default=0, ge=0, description="Public seed of the sampling at the server. Not used for noise.")
 
 
-class Voting(_Section):
+class Voting(Section):
     """Phase 2: one round with the weak sites."""
 
     neighbours: int | Literal["auto"] = Field(
@@ -183,7 +179,7 @@ class Voting(_Section):
     )
 
 
-class Corpus(_Section):
+class Corpus(Section):
     """What is published."""
 
     size: int = Field(default=400, ge=1, description="Number of synthetic texts in the corpus.")
@@ -195,7 +191,7 @@ class Corpus(_Section):
     )
 
 
-class Federation(_Section):
+class Federation(Section):
     """Who must be there, and how long the coordinator waits."""
 
     expected_sites: int = Field(default=2, ge=1, description="Sites the census waits for, until its deadline.")
@@ -211,7 +207,7 @@ class Federation(_Section):
     vote_seconds: float = Field(default=3600.0, gt=0, description="How long the vote round stays open.")
 
 
-class Study(_Section):
+class Study(Section):
     """The whole plan of a study (``study.toml``)."""
 
     name: str = Field(pattern=NAME, description="Short name; letters, digits, . _ -")

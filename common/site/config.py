@@ -10,19 +10,15 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from common.configuration import NAME, load_model
+from common.configuration import NAME, Section, load_model
 from common.errors import SiteConfigError
 
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class DocumentsFile(_Section):
+class DocumentsFile(Section):
     """Where the documents are and what their columns are called."""
 
     path: Path = Field(description="Parquet, CSV or JSONL file; CSV and JSONL may be gzipped (.gz).")
@@ -49,7 +45,7 @@ class DocumentsFile(_Section):
         return self.code_columns.get(attribute, attribute)
 
 
-class Policy(_Section):
+class Policy(Section):
     """The hospital's own limits. Nothing the coordinator sends can widen them."""
 
     max_epsilon: float = Field(gt=0, description="Cap on epsilon over all studies on these documents, for life.")
@@ -91,7 +87,7 @@ class Policy(_Section):
     )
 
 
-class Site(_Section):
+class Site(Section):
     """A hospital (``site.toml``)."""
 
     name: str = Field(pattern=NAME, description="Public name of the site.")

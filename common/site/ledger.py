@@ -465,7 +465,8 @@ class _Seal:
         return self._MARK + nonce + self._cipher.encrypt(nonce, data, str(sequence).encode())
 
     def open(self, data: bytes, sequence: int) -> bytes:
-        data = bytes(data)
+        if not isinstance(data, bytes):
+            raise LedgerError(f"{self._path}: event {sequence} isn't bytes; the ledger was changed")
         if data.startswith(self._MARK) != (self._cipher is not None):
             state = "encrypted, and site.ledger_key_file isn't set" if self._cipher is None else "not encrypted"
             raise LedgerError(f"{self._path}: the ledger is {state}; the setting it was made with is needed")

@@ -190,6 +190,14 @@ def test_hash_is_the_same_for_a_default_left_out_and_written_out() -> None:
     assert Study.model_validate(minimal() | {"privacy": {"epsilon": 4.0, "delta": 0.00001}}).sha256 == study.sha256
 
 
+def test_a_changed_copy_has_a_hash_of_its_own() -> None:
+    study = Study.model_validate(minimal())
+    before = study.sha256, study.neighbours
+    changed = study.model_copy(update={"pool": study.pool.model_copy(update={"size": 6})})
+    assert (changed.sha256, changed.neighbours) != before
+    assert changed.sha256 == Study.from_canonical(changed.canonical).sha256
+
+
 def leaves(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if items is None:

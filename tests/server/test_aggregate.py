@@ -157,8 +157,8 @@ def _select_from_one_code(
     rule: str, votes: np.ndarray, quota: int, profile: int, generator: np.random.Generator
 ) -> list[int]:
     return select(
-        rule, votes=votes, codes_of_candidates=np.zeros(votes.size, np.int32), quotas=np.array([quota]), votes_per_unit=1,
-        profile=np.array([profile]), generator=generator,
+        rule, votes=votes, codes_of_candidates=np.zeros(votes.size, np.int32), quotas=np.array([quota]),
+        votes_per_unit=1, profile=np.array([profile]), generator=generator,
     ).chosen.tolist()  # fmt: skip
 
 

@@ -21,8 +21,10 @@ def _summary(codes: int = 2) -> Summary:
         epsilon=7.99, delta=1e-4, votes_per_unit=3,
         selection="simplex", pool_size=10, corpus_size=5 * codes, dropped={}, seconds={"census": 1.0},
         sites=(
-            SiteSummary(name="north", tier="strong", size_class=100, answers=3, outcome="answered", epsilon=7.99, delta=1e-4),
-            SiteSummary(name="west", tier="weak", size_class=100, answers=0, outcome="no answer in time", epsilon=7.9, delta=1e-4),
+            SiteSummary(name="north", tier="strong", size_class=100, answers=3, outcome="answered", epsilon=7.99,
+                        delta=1e-4),
+            SiteSummary(name="west", tier="weak", size_class=100, answers=0, outcome="no answer in time", epsilon=7.9,
+                        delta=1e-4),
         ),
         codes=tuple(
             CodeSummary(

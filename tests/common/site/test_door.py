@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,12 @@ import numpy as np
 import pytest
 
 from common.errors import (
+    AwaitingApprovalError,
     BudgetExceededError,
     ConflictError,
+    DataError,
     LedgerError,
+    LedgerRestoredError,
     PolicyRefusal,
     WireCode,
     WrongTierError,
@@ -24,10 +24,10 @@ from common.errors import (
 from common.privacy.accounting import PrivacyPlan
 from common.privacy.noise import discrete_gaussian
 from common.privacy.values import ExactCounts, Noised
-from common.protocol import CandidatePool, CensusRequest, TrainRequest, VoteReply, VoteRequest
+from common.protocol import CandidatePool, CensusRequest, LedgerHead, TrainRequest, VoteReply, VoteRequest
 from common.site import check
 from common.site.config import Site
-from common.site.door import Door, Release
+from common.site.door import Compute, Door, Release
 from common.site.ledger import Ledger
 from common.study import Study
 
@@ -70,7 +70,10 @@ class Computer:
     def __init__(self) -> None:
         self.calls: list[Sequence[str]] = []
 
-    def __call__(self, plan: PrivacyPlan, parts: Sequence[str]) -> Mapping[str, Noised]:
+    def __call__(self) -> Compute:
+        return self._compute
+
+    def _compute(self, plan: PrivacyPlan, parts: Sequence[str]) -> Mapping[str, Noised]:
         self.calls.append(tuple(parts))
         counts = ExactCounts(np.array([100, 200]), 1)
         return {"profile": discrete_gaussian(counts, 3.0), "ballot": discrete_gaussian(counts, 3.0)}
@@ -144,6 +147,9 @@ def test_a_tier_answers_its_own_requests_only(tmp_path: Path, tier: str) -> None
         ({"max_epsilon_per_study": 3.9}, WireCode.BUDGET_EXCEEDED),
         ({"max_epsilon": 3.9}, WireCode.BUDGET_EXCEEDED),
         ({"max_delta": 1e-5}, WireCode.BUDGET_EXCEEDED),
+        ({"max_delta_per_study": 1e-5}, WireCode.BUDGET_EXCEEDED),
+        ({"min_documents": 21}, WireCode.REFUSED_BY_POLICY),
+        ({"allowed_studies": "ask"}, WireCode.AWAITING_APPROVAL),
     ],
 )
 def test_policy_refuses_before_anything_is_computed_or_charged(
@@ -153,21 +159,131 @@ def test_policy_refuses_before_anything_is_computed_or_charged(
     with pytest.raises(PolicyRefusal):
         Door(site).release(_vote(), compute)
     assert not compute.calls
-    assert not site.ledger_path.exists()
+    assert Ledger.of(site).spent() == (0, 0)
     assert Door(site).census(CensusRequest(STUDY, "run")).refusal == code
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({"allowed_requests": ["train"]}, "'profile-and-vote' was asked"),
+        ({"max_candidates": 1}, "2 candidates"),
+        ({"max_request_bytes": 1}, "2 bytes"),
+        ({"min_candidates_per_code": 2}, "1 candidates under code 'topic=a'"),
+    ],
+)
+def test_policy_refuses_a_request_that_is_too_much(tmp_path: Path, policy: dict[str, Any], said: str) -> None:
+    site, compute = _site(tmp_path, **policy), Computer()
+    with pytest.raises(PolicyRefusal, match=said):
+        Door(site).release(_vote(), compute)
+    assert not compute.calls
+    assert Ledger.of(site).spent() == (0, 0)
+
+
+def test_an_adapter_larger_than_the_policy_allows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PolicyRefusal, match="8 bytes"):
+        Door(_site(tmp_path, "strong", max_request_bytes=7)).release(_train(1), Computer())
+
+
+def test_what_fails_before_computing_is_charged_nothing(tmp_path: Path) -> None:
+    def unreadable() -> Compute:
+        raise DataError("documents.csv: no such file")
+
+    site = _site(tmp_path)
+    with pytest.raises(DataError):
+        Door(site).release(_vote(), unreadable)
+    assert Ledger.of(site).spent() == (0, 0)
+
+
+def test_a_study_waits_for_a_person_and_the_last_word_counts(tmp_path: Path) -> None:
+    site, compute = _site(tmp_path, allowed_studies="ask"), Computer()
+    with pytest.raises(AwaitingApprovalError, match="site approve"):
+        Door(site).release(_vote(), compute)
+    with Ledger.of(site) as ledger:
+        assert ledger.pending("hospital") == [STUDY]
+        ledger.decide("hospital", STUDY.sha256, "declined", "Dr Who")
+        assert ledger.pending("hospital") == []
+    with pytest.raises(AwaitingApprovalError):
+        Door(site).release(_vote(), compute)
+    with Ledger.of(site) as ledger:
+        ledger.decide("hospital", STUDY.sha256, "approved", "Dr Who")
+    Door(site).release(_vote(), compute)
+    assert len(compute.calls) == 1
+
+
+def test_waiting_studies_cannot_fill_the_disk(tmp_path: Path) -> None:
+    site = _site(tmp_path, allowed_studies="ask")
+    with Ledger.of(site) as ledger:
+        for i in range(110):
+            ledger.ask("hospital", STUDY.model_copy(update={"name": f"study{i}"}))
+        assert len(ledger.pending("hospital")) == 100
+
+
+@pytest.mark.parametrize(("composition", "runs"), [("basic", 9), ("renyi", 60)])
+def test_many_small_studies_fit_a_renyi_filter_better(tmp_path: Path, composition: str, runs: int) -> None:
+    small = STUDY.model_copy(update={"privacy": STUDY.privacy.model_copy(update={"epsilon": 1.0, "delta": 1e-5})})
+    site = _site(tmp_path, composition=composition)
+    for run in range(runs):
+        Door(site).release(VoteRequest(small, f"run{run}", _vote().pool), Computer())
+    with pytest.raises(BudgetExceededError, match="lifetime caps are 9"):
+        Door(site).release(VoteRequest(small, "one more", _vote().pool), Computer())
+
+
+def test_overlapping_data_share_a_budget_and_others_do_not(tmp_path: Path) -> None:
+    def site(name: str, *assets: str) -> Site:
+        plain = _site(tmp_path, max_epsilon=4.5)
+        documents = plain.documents.model_copy(update={"assets": assets})
+        return plain.model_copy(update={"name": name, "documents": documents})
+
+    Door(site("one", "letters", "notes")).release(_vote(), Computer())
+    Door(site("two", "scans")).release(_vote(), Computer())
+    for sharing in (site("three", "notes"), site("four")):
+        with pytest.raises(BudgetExceededError):
+            Door(sharing).release(_vote(), Computer())
+
+
+def test_an_older_copy_of_the_ledger_or_another_one_is_refused(tmp_path: Path) -> None:
+    site, compute = _site(tmp_path), Computer()
+    with Ledger.of(site) as ledger:
+        opened = ledger.head()
+    Door(site).release(_vote(), compute)
+    with Ledger.of(site) as ledger:
+        now = ledger.head()
+    for seen in (opened, now):
+        again = VoteRequest(STUDY, "run", _vote().pool, seen)
+        assert _bytes(Door(site).release(again, compute)) == _bytes(Door(site).release(_vote(), compute))
+    for seen in (
+        replace(now, sequence=now.sequence + 1),
+        replace(now, hash="0" * 64),
+        replace(opened, hash="0" * 64),
+        replace(now, ledger="0" * 32),
+    ):
+        with pytest.raises(LedgerRestoredError):
+            Door(site).release(VoteRequest(STUDY, "other", _vote().pool, seen), compute)
+        assert Door(site).census(CensusRequest(STUDY, "run", seen)).refusal == WireCode.LEDGER_RESTORED
+    assert len(compute.calls) == 1
+
+
+def test_ten_thousand_repeats_are_the_same_bytes_and_one_charge(tmp_path: Path) -> None:
+    door, compute = Door(_site(tmp_path)), Computer()
+    request = _vote()
+    answers = {_bytes(door.release(request, compute)) for _ in range(10_000)}
+    assert (len(answers), len(compute.calls)) == (1, 1)
+    exported = Ledger.of(_site(tmp_path)).export()
+    assert [event["kind"] for event in exported["events"]] == ["opened", "reservation", "release"]
 
 
 def test_only_noised_values_pass(tmp_path: Path) -> None:
     site = _site(tmp_path)
     for smuggled in (np.array([100, 200]), ExactCounts(np.array([100, 200]), 1), [100], "text"):
         with pytest.raises(LedgerError, match="only Noised values"):
-            Door(site).release(_vote(), lambda _plan, _parts, s=smuggled: {"profile": s})
-    assert Ledger(site.ledger_path).stored(STUDY.sha256, "run", "profile-and-vote", _vote().digest) is None
+            Door(site).release(_vote(), lambda s=smuggled: lambda _plan, _parts: {"profile": s})
+    assert Ledger.of(site).stored("hospital", STUDY.sha256, "run", "profile-and-vote", _vote().digest) is None
 
 
 def test_a_release_is_made_by_the_door_only() -> None:
     with pytest.raises(PolicyRefusal, match="only Door"):
-        Release(b"exact", door=object())
+        Release(b"exact", LedgerHead("a", 1, "b"), door=object())
 
 
 def test_a_failed_computation_is_charged_once_and_can_be_asked_again(tmp_path: Path) -> None:
@@ -177,74 +293,10 @@ def test_a_failed_computation_is_charged_once_and_can_be_asked_again(tmp_path: P
         raise RuntimeError("disk")
 
     with pytest.raises(RuntimeError):
-        Door(site).release(_vote(), fail)
+        Door(site).release(_vote(), lambda: fail)
     charged = Ledger(site.ledger_path).spent()
     Door(site).release(_vote(), Computer())
     assert Ledger(site.ledger_path).spent() == charged
-
-
-def _release_and_die(folder: Path, where: str) -> None:
-    """Child process: killed for good at a step of the door."""
-
-    def die(*_: object, **__: object) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    compute: Any = Computer()
-    if where == "before computing":
-        compute = die
-    if where == "before storing":
-        Ledger.store = die  # type: ignore[method-assign,assignment]
-    if where == "after storing":
-        Release.__init__ = die  # type: ignore[method-assign,assignment]
-    if where == "before reserving":
-        Ledger.reserve = die  # type: ignore[method-assign,assignment]
-    Door(_site(folder)).release(_vote(), compute)
-
-
-@pytest.mark.parametrize("where", ["before reserving", "before computing", "before storing", "after storing"])
-def test_killed_anywhere_a_site_is_charged_once_and_answers_once(tmp_path: Path, where: str) -> None:
-    child = multiprocessing.get_context("fork").Process(target=_release_and_die, args=(tmp_path, where))
-    child.start()
-    child.join(60)
-    assert child.exitcode == -signal.SIGKILL
-    compute = Computer()
-    first = _bytes(Door(_site(tmp_path)).release(_vote(), compute))
-    again = _bytes(Door(_site(tmp_path)).release(_vote(), compute))
-    assert first == again
-    assert len(compute.calls) == (0 if where == "after storing" else 1)
-    assert Ledger(_site(tmp_path).ledger_path).spent()[0] <= 4.0
-
-
-def _answer_into(folder: Path, queue: Any) -> None:
-    queue.put(_bytes(Door(_site(folder)).release(_vote(), Computer())))
-
-
-def test_concurrent_processes_with_one_request_give_one_answer(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    children = [context.Process(target=_answer_into, args=(tmp_path, queue)) for _ in range(6)]
-    for child in children:
-        child.start()
-    answers = {queue.get(timeout=60) for _ in children}
-    for child in children:
-        child.join(60)
-    assert len(answers) == 1
-    assert Ledger(_site(tmp_path).ledger_path).spent()[0] <= 4.0
-
-
-def test_the_ledger_is_append_only_and_notices_tampering(tmp_path: Path) -> None:
-    site = _site(tmp_path)
-    Door(site).release(_vote(), Computer())
-    database = sqlite3.connect(site.ledger_path)
-    for change in ("UPDATE reservation SET epsilon = 0", "DELETE FROM reservation", "DELETE FROM spent_part"):
-        with pytest.raises(sqlite3.Error, match="append-only"):
-            database.execute(change)
-    database.executescript("DROP TRIGGER reservation_no_UPDATE; UPDATE reservation SET epsilon = 0;")
-    database.close()
-    compute = Computer()
-    with pytest.raises(LedgerError, match="hash chain"):
-        Door(site).release(_vote("another"), compute)
-    assert not compute.calls
 
 
 def test_an_unreadable_ledger_releases_nothing(tmp_path: Path) -> None:
