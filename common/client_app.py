@@ -35,11 +35,12 @@ class TierDispatcher(ClientApp):
         try:
             return _route(message, context)
         except FedcorpusError as error:
-            log.error("%s refused: %s: %s", message.metadata.message_type, type(error).__name__, error)
-            return _coded(message, error.wire_code)
+            code, said = error.wire_code, f"refused: {type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001 - whatever it is, only a code may leave
-            log.error("%s failed: %s", message.metadata.message_type, _where(error))
-            return _coded(message, WireCode.INTERNAL)
+            code, said = WireCode.INTERNAL, f"failed: {_where(error)}"
+        # Not above: a log that can't be written prints the exception that is being handled, with its text.
+        log.error("%s %s", message.metadata.message_type, said)
+        return _coded(message, code)
 
 
 def _route(message: Message, context: Context) -> Message:

@@ -7,8 +7,20 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TextIO
 
 NAME = "fedcorpus"
+
+
+class _ToStderr(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is now, and drops what can't be written: a log must not end a release."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Nothing: by default, logging prints the exception in hand with its text, which may quote a note."""
 
 
 def log_to_stderr() -> None:
@@ -16,7 +28,7 @@ def log_to_stderr() -> None:
     logger = logging.getLogger(NAME)
     if logger.handlers:
         return
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _ToStderr()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import ExitCode, FedcorpusError
+from server.site_commands import app as site_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,7 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Hospitals publish one differentially private synthetic text corpus; no note leaves its hospital.",
 )
-site_app = typer.Typer(no_args_is_help=True, help="What a hospital runs.")
 app.add_typer(site_app, name="site")
 
 _INTERRUPTED = 130
@@ -134,30 +135,67 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """What a study costs, before anything is touched: noise and joint epsilon of a site of each tier."""
-    from common.site.plan import strong_plan, weak_plan
+    from common.site.plan import saved_by_joint_accounting, strong_plan, weak_plan
     from common.study import Study
 
     loaded = Study.load(study)
     size = size_class or loaded.federation.min_documents
     strong, weak = strong_plan(loaded, size), weak_plan(loaded)
+    saved = saved_by_joint_accounting(loaded, size)
     rows = [
         ("strong", f"{strong.training.steps} steps at q={strong.training.sample_rate:.4g}",
-         f"noise multiplier {strong.training.noise_multiplier:.4f}", strong.epsilon),
-        ("strong", "profile", f"discrete Gaussian, scale {strong.profile.scale:.3f}", strong.epsilon),
-        ("weak", f"ballot, K={weak.votes.cells_per_unit}",
-         f"discrete Gaussian, scale {weak.votes.scale:.3f}", weak.epsilon),
-        ("weak", "profile", f"discrete Gaussian, scale {weak.profile.scale:.3f}", weak.epsilon),
+         f"noise multiplier {strong.training.noise_multiplier:.4f}", strong.epsilon, strong.delta),
+        ("strong", "profile", f"discrete Gaussian, scale {strong.profile.scale:.3f}", strong.epsilon, strong.delta),
+        ("weak", f"ballot, R={weak.votes.cells_per_unit}",
+         f"discrete Gaussian, scale {weak.votes.scale:.3f}", weak.epsilon, weak.delta),
+        ("weak", "profile", f"discrete Gaussian, scale {weak.profile.scale:.3f}", weak.epsilon, weak.delta),
     ]  # fmt: skip
     if as_json:
-        keys = ("tier", "release", "noise", "joint_epsilon")
-        typer.echo(json.dumps({"study": loaded.sha256, "releases": [dict(zip(keys, r, strict=True)) for r in rows]}))
+        keys = ("tier", "release", "noise", "joint_epsilon", "delta")
+        releases = [dict(zip(keys, row, strict=True)) for row in rows]
+        accounting = loaded.privacy.accounting
+        typer.echo(
+            json.dumps({"study": loaded.sha256, "accounting": accounting, "releases": releases, "joint_saves": saved})
+        )
         return
     table = Table(title=f"Study {loaded.name}: what each site would release (size class {size})")
-    for heading in ("tier", "release", "noise", f"joint ε at δ={loaded.privacy.delta:g}"):
+    for heading in ("tier", "release", "noise", "ε of all", "δ"):
         table.add_column(heading)
-    for tier, release, noise, epsilon in rows:
-        table.add_row(tier, release, noise, f"{epsilon:.3f}")
+    for tier, release, noise, epsilon, delta in rows:
+        # A promise is only ever rounded up.
+        table.add_row(tier, release, noise, f"{math.ceil(epsilon * 1000) / 1000:.3f}", f"{delta:g}")
     screen.print(table)
+    own = "this study" if loaded.privacy.accounting == "joint" else "not this study"
+    screen.print(
+        Text(
+            f"One promise for all of a site's releases ({own}) needs {saved['strong']:.1%} less training noise and "
+            f"{saved['weak']:.1%} less vote noise\nthan the paper's way, which splits the same epsilon and delta and "
+            f"adds (profile: {loaded.privacy.paper_profile_share:.0%})."
+        ),
+        soft_wrap=True,
+    )
+
+
+@app.command("verify")
+def verify_claim(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    ledgers: Annotated[
+        list[Path],
+        typer.Argument(help="Ledgers that the sites exported: files, or folders of *.json.", show_default=False),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Recompute every site's epsilon from exported ledgers with a second accountant; does the corpus' claim hold?"""
+    from server.verify import read_exports, verify
+    from server.verify_view import render_verification
+
+    verification = verify(run, read_exports(ledgers))
+    if as_json:
+        typer.echo(verification.model_dump_json())
+    else:
+        render_verification(verification, screen)
+    if not verification.holds:
+        raise typer.Exit(int(ExitCode.FAILED))
 
 
 @app.command()
@@ -181,23 +219,6 @@ def options(
     for name, default, description in rows:
         screen.print(Text.assemble((name, "bold"), f" = {default}"), soft_wrap=True)
         screen.print(Padding(Text(description), (0, 0, 0, 4)))
-
-
-@site_app.command("check")
-def site_check(
-    site: Annotated[Path, typer.Argument(help="Your site file (site.toml).", show_default=False)],
-    study: Annotated[Path, typer.Option("--study", help="The study you were asked to join.")],
-) -> None:
-    """Read your documents as the study would, and say what is wrong. Prints to you only; nothing travels."""
-    from common.site.check import check_site
-    from common.site.config import Site
-    from common.site.policy import check_study
-    from common.study import Study
-
-    loaded, config = Study.load(study), Site.load(site)
-    check_study(config, loaded)
-    found = check_site(config, loaded)
-    screen.print(Text(f"site {config.name} ({config.tier})\n{found.report}"), soft_wrap=True)
 
 
 def _launch(study: Path, sites: Path, out: Path | None, engine: str, as_json: bool, weak_env: Path | None) -> None:

@@ -132,10 +132,12 @@ class Door:
                 plan = check_study(self._site, request.study)
                 self._require_approval(ledger, request.study)
                 self._require_budget(ledger, request.study, request.run_id, plan)
+            return None, head
         except FedcorpusError as refusal:
-            log.warning("study %s refused: %s", request.study.name, refusal)
-            return refusal.wire_code, head
-        return None, head
+            code, said = refusal.wire_code, str(refusal)
+        # Not above, where a log that can't be written would print what led to the refusal.
+        log.warning("study %s refused: %s", request.study.name, said)
+        return code, head
 
     def _require_approval(self, ledger: Ledger, study: Study) -> None:
         if self._site.policy.allowed_studies != "ask" or ledger.verdict(self._site.name, study.sha256) == "approved":

@@ -311,6 +311,10 @@ class Ledger:
                     "asked", {"site": site, "study": study.sha256, "canonical": study.canonical}, site, study.sha256
                 )
 
+    def asked(self, site: str) -> list[str]:
+        """Hashes of all studies that ever waited for a person."""
+        return [e.content["study"] for e in self._events("asked") if e.content["site"] == site]
+
     def pending(self, site: str) -> list[Study]:
         """Studies that wait for a decision."""
         asked = [e.content for e in self._events("asked") if e.content["site"] == site]

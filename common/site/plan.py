@@ -33,6 +33,32 @@ def weak_plan(study: Study) -> WeakPlan:
     return _weak(study.privacy, study.votes_per_unit)
 
 
+def saved_by_joint_accounting(study: Study, size_class: int) -> dict[str, float]:
+    """Share of the training noise (``strong``) and of the vote noise (``weak``) that one joint promise saves.
+
+    Both ways keep the same (epsilon, delta), the one that the study's own plan of that tier reaches or promises.
+    """
+    saved = {}
+    for tier in ("strong", "weak"):
+        plan = site_plan(study, tier, size_class)
+        promise = {
+            "epsilon": study.privacy.epsilon or plan.epsilon,
+            "delta": study.privacy.delta or plan.delta,
+            "training_noise_multiplier": None,
+            "vote_noise_multiplier": None,
+        }
+        noise = {}
+        for accounting in ("joint", "paper"):
+            privacy = study.privacy.model_copy(update={**promise, "accounting": accounting})
+            noise[accounting] = _noise(site_plan(study.model_copy(update={"privacy": privacy}), tier, size_class))
+        saved[tier] = 1 - noise["joint"] / noise["paper"]
+    return saved
+
+
+def _noise(plan: PrivacyPlan) -> float:
+    return plan.training.noise_multiplier if isinstance(plan, StrongPlan) else plan.votes.scale
+
+
 def sample_rate(study: Study, size_class: int) -> float:
     """q: probability that a unit is in a batch. Public: the exact number of units never enters."""
     return study.training.batch_size / size_class

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from client_weak import votes
 from client_weak.votes import NO_CANDIDATE, nearest_candidates
+from common.privacy.bounding import vote_counts
 
 
 def _unit(rows: int, seed: int) -> np.ndarray:
@@ -77,3 +82,30 @@ def test_floating_point_products_would_let_one_document_move_anothers_votes(monk
     """Twin: the same products in float32, as they are usually written."""
     monkeypatch.setattr(votes, "_exact", lambda vectors: vectors)
     assert _moved_by_others(*_near_ties()) > 0
+
+
+@st.composite
+def _neighbours(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+    """Vectors on few points, so that there are ties; codes with few candidates or none; and the extra unit."""
+    points = _unit(6, 11)
+    documents = np.array(draw(st.lists(st.integers(0, 5), min_size=1, max_size=14)))
+    candidates = np.array(draw(st.lists(st.integers(0, 5), min_size=1, max_size=12)))
+    codes = np.array(draw(st.lists(st.integers(0, 2), min_size=documents.size, max_size=documents.size)))
+    pool_codes = np.array(draw(st.lists(st.integers(0, 2), min_size=candidates.size, max_size=candidates.size)))
+    units = np.array(draw(st.lists(st.integers(0, 4), min_size=documents.size, max_size=documents.size)))
+    extra = int(draw(st.sampled_from(sorted(set(units.tolist())))))
+    return points[documents], codes, units, points[candidates], pool_codes, extra
+
+
+@settings(max_examples=300, deadline=None)
+@given(_neighbours(), st.integers(1, 5), st.integers(1, 6))
+def test_one_unit_moves_at_most_r_cells_of_the_whole_vote_by_one(case: Any, neighbours: int, votes: int) -> None:
+    documents, codes, units, candidates, pool_codes, extra = case
+
+    def ballot(keep: np.ndarray) -> np.ndarray:
+        nearest = nearest_candidates(documents[keep], codes[keep], candidates, pool_codes, neighbours=neighbours)
+        return vote_counts(nearest, units[keep], candidates=len(candidates), votes_per_unit=votes).counts
+
+    moved = ballot(np.ones(units.size, bool)) - ballot(units != extra)
+    assert set(moved.tolist()) <= {0, 1}
+    assert moved.sum() <= votes

@@ -1,0 +1,171 @@
+"""``fedcorpus site …``: what a hospital's operator runs. Prints to this machine's screen only; nothing travels."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+app = typer.Typer(no_args_is_help=True, help="What a hospital runs.")
+
+screen = Console()
+
+SiteFile = Annotated[Path, typer.Argument(help="Your site file (site.toml).", show_default=False)]
+StudyHash = Annotated[str, typer.Argument(help="The study's SHA-256, or its first digits.", show_default=False)]
+Person = Annotated[str | None, typer.Option("--by", help="Who decides. Default: the name you are logged in with.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+
+
+@app.command()
+def check(
+    site: SiteFile,
+    study: Annotated[Path, typer.Option("--study", help="The study you were asked to join.")],
+) -> None:
+    """Read your documents as the study would, and say what is wrong."""
+    from common.site.check import check_site
+    from common.site.config import Site
+    from common.site.policy import check_study
+    from common.study import Study
+
+    loaded, config = Study.load(study), Site.load(site)
+    check_study(config, loaded)
+    found = check_site(config, loaded)
+    screen.print(Text(f"site {config.name} ({config.tier})\n{found.report}"), soft_wrap=True)
+
+
+@app.command()
+def budget(site: SiteFile, as_json: AsJson = False) -> None:
+    """What was charged so far, run by run, and what the caps leave. Reads every stored release back."""
+    from common.privacy.accounting import describe, renyi_budget, renyi_cost
+    from common.site.config import Site
+    from common.site.ledger import Ledger
+
+    config = Site.load(site)
+    with Ledger.of(config) as ledger:
+        ledger.verify(blobs=True)
+        charges, spent = ledger.charges(config.documents.assets), ledger.spent(config.documents.assets)
+        runs = [event["content"] for event in ledger.export()["events"] if event["kind"] == "reservation"]
+    policy = config.policy
+    order, allowed = renyi_budget(policy.max_epsilon, policy.max_delta)
+    used = sum(renyi_cost(charge.mechanisms, order) for charge in charges)
+    by_renyi = f"Renyi filter at order {order}: {used:.4g} of {allowed:.4g} used"
+    if as_json:
+        shown = {
+            "site": config.name,
+            "composition": policy.composition,
+            "epsilon": {"spent": spent[0], "cap": policy.max_epsilon},
+            "delta": {"spent": spent[1], "cap": policy.max_delta},
+            "renyi": {"order": order, "spent": used, "cap": allowed},
+            "charges": [{"mechanisms": [describe(m) for m in charge.mechanisms]} for charge in charges],
+        }
+        typer.echo(json.dumps(shown))
+        return
+    table = Table(title=f"Site {config.name}: charged on its data, for life")
+    for heading in ("run", "at", "study", "site", "tier", "ε", "δ"):
+        table.add_column(heading, overflow="fold")
+    for run in runs:
+        table.add_row(
+            run["run"][:12],
+            run["at"],
+            run["study"][:12],
+            run["site"],
+            run["tier"],
+            f"{run['epsilon']:.3f}",
+            f"{run['delta']:g}",
+        )
+    screen.print(table)
+    mark = {"basic": ("  <- your policy", ""), "renyi": ("", "  <- your policy")}[policy.composition]
+    screen.print(
+        Text(
+            f"Added up: epsilon {spent[0]:.3f} of {policy.max_epsilon:g}, delta {spent[1]:g} of {policy.max_delta:g}"
+            f"{mark[0]}\n{by_renyi}{mark[1]}"
+        ),
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def export(
+    site: SiteFile,
+    out: Annotated[Path, typer.Option("--out", help="File to write (JSON).", show_default=False)],
+) -> None:
+    """Write your ledger for an auditor: every event, no released byte. Look at it before you hand it out."""
+    from common.errors import UserError
+    from common.site.config import Site
+    from common.site.ledger import Ledger
+
+    config = Site.load(site)
+    if out.exists():
+        raise UserError(f"{out}: exists already; name a new file")
+    if not out.parent.is_dir():
+        raise UserError(f"{out}: its folder isn't there")
+    with Ledger.of(config) as ledger:
+        ledger.verify(blobs=True)
+        exported = ledger.export()
+    out.write_text(json.dumps(exported, indent=1), encoding="utf-8")
+    screen.print(Text(f"{len(exported['events'])} events written to {out}"), soft_wrap=True)
+
+
+@app.command()
+def pending(site: SiteFile) -> None:
+    """Studies that wait for a person of this site."""
+    from common.site.config import Site
+    from common.site.ledger import Ledger
+    from common.site.plan import site_plan
+
+    config = Site.load(site)
+    with Ledger.of(config) as ledger:
+        waiting = ledger.pending(config.name)
+    if not waiting:
+        screen.print(f"No study waits for a decision at site {config.name}.")
+        return
+    for study in waiting:
+        plan = site_plan(study, config.tier, config.size_class)
+        screen.print(
+            Text(
+                f"{study.sha256}  {study.name}: protects a {study.privacy.unit} with epsilon {plan.epsilon:.3f}, delta "
+                f"{plan.delta:g} at this site; {len(study.codes)} codes, generator {study.generator.base!r}"
+            ),
+            soft_wrap=True,
+        )
+
+
+@app.command()
+def approve(site: SiteFile, study: StudyHash, by: Person = None) -> None:
+    """Agree to a study that waits. It is noted in the ledger with your name."""
+    _decide(site, study, "approved", by)
+
+
+@app.command()
+def decline(site: SiteFile, study: StudyHash, by: Person = None) -> None:
+    """Decline a study, also one that was approved before."""
+    _decide(site, study, "declined", by)
+
+
+def _decide(site: Path, digits: str, verdict: str, by: str | None) -> None:
+    from common.errors import UserError
+    from common.site.config import Site
+    from common.site.ledger import Ledger
+
+    config = Site.load(site)
+    with Ledger.of(config) as ledger:
+        known = ledger.asked(config.name)
+        matching = [sha for sha in known if digits and sha.startswith(digits.lower())]
+        if len(matching) != 1:
+            raise UserError(
+                f"site {config.name!r}: {digits!r} names {len(matching)} of the {len(known)} studies that were asked "
+                "for; the first digits of one are needed, see 'fedcorpus site pending'"
+            )
+        ledger.decide(
+            config.name,
+            matching[0],
+            "approved" if verdict == "approved" else "declined",
+            by or getpass.getuser(),
+        )
+    screen.print(Text(f"{verdict}: {matching[0]}"), soft_wrap=True)
