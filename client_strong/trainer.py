@@ -104,6 +104,7 @@ class AdapterOptimizer:
         options = study.training
         kind = torch.optim.Adam if options.optimizer == "adam" else torch.optim.SGD
         self._optimizer = kind(list(self._parameters.values()), lr=options.learning_rate)
+        self._gradients: list[Noised] = []
 
     def step(self, gradient: Noised) -> None:
         """One step along a noised gradient of shape ``(dimension,)``."""
@@ -114,17 +115,20 @@ class AdapterOptimizer:
             start += parameter.numel()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        # The last one stands for all: the weights hold what the earlier ones did.
+        self._gradients = [gradient]
 
     def adapter(self) -> dict[str, Noised]:
-        """The adapter after the steps so far. Starts from public weights and moves only by `step`."""
-        return {name: _post_processed(parameter) for name, parameter in self._parameters.items()}
+        """The adapter after the steps so far. Raises PrivacyError before the first.
 
+        A line to audit: the weights began as the server's public adapter, and `step`, which takes noised gradients
+        only, is all that has moved them. So they are post-processing of those gradients.
+        """
 
-def _post_processed(parameter: torch.nn.Parameter) -> Noised:
-    # No Noised value is passed on here, so this is a line to audit: the weights began as the server's public adapter,
-    # and `AdapterOptimizer.step`, which takes Noised gradients only, is all that has moved them.
-    weights = parameter.detach().numpy()
-    return post_process(lambda _: weights, ())
+        def weights(parameter: torch.nn.Parameter) -> Noised:
+            return post_process(lambda _: parameter.detach().numpy(), self._gradients)
+
+        return {name: weights(parameter) for name, parameter in self._parameters.items()}
 
 
 def train_round(

@@ -147,6 +147,7 @@ class LedgerRestoredError(LedgerError):
 class PrivacyError(FedcorpusError, ValueError):
     """Privacy parameters that have no valid meaning, or no solution."""
 
+    wire_code = WireCode.BAD_REQUEST
     exit_code = ExitCode.USAGE
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import getpass
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from common.site.config import Site
+    from common.site.ledger import Ledger
 
 app = typer.Typer(no_args_is_help=True, help="What a hospital runs.")
 
@@ -44,10 +48,9 @@ def budget(site: SiteFile, as_json: AsJson = False) -> None:
     """What was charged so far, run by run, and what the caps leave. Reads every stored release back."""
     from common.privacy.accounting import describe, renyi_budget, renyi_cost
     from common.site.config import Site
-    from common.site.ledger import Ledger
 
     config = Site.load(site)
-    with Ledger.of(config) as ledger:
+    with _ledger(config) as ledger:
         ledger.verify(blobs=True)
         charges, spent = ledger.charges(config.documents.assets), ledger.spent(config.documents.assets)
         runs = [event["content"] for event in ledger.export()["events"] if event["kind"] == "reservation"]
@@ -98,14 +101,13 @@ def export(
     """Write your ledger for an auditor: every event, no released byte. Look at it before you hand it out."""
     from common.errors import UserError
     from common.site.config import Site
-    from common.site.ledger import Ledger
 
     config = Site.load(site)
     if out.exists():
         raise UserError(f"{out}: exists already; name a new file")
     if not out.parent.is_dir():
         raise UserError(f"{out}: its folder isn't there")
-    with Ledger.of(config) as ledger:
+    with _ledger(config) as ledger:
         ledger.verify(blobs=True)
         exported = ledger.export()
     out.write_text(json.dumps(exported, indent=1), encoding="utf-8")
@@ -116,11 +118,10 @@ def export(
 def pending(site: SiteFile) -> None:
     """Studies that wait for a person of this site."""
     from common.site.config import Site
-    from common.site.ledger import Ledger
     from common.site.plan import site_plan
 
     config = Site.load(site)
-    with Ledger.of(config) as ledger:
+    with _ledger(config) as ledger:
         waiting = ledger.pending(config.name)
     if not waiting:
         screen.print(f"No study waits for a decision at site {config.name}.")
@@ -148,13 +149,22 @@ def decline(site: SiteFile, study: StudyHash, by: Person = None) -> None:
     _decide(site, study, "declined", by)
 
 
+def _ledger(site: Site) -> Ledger:
+    """The site's ledger, if it has one: looking must not make one."""
+    from common.errors import UserError
+    from common.site.ledger import Ledger
+
+    if not site.ledger_path.exists():
+        raise UserError(f"{site.ledger_path}: site {site.name!r} has no ledger yet; the first question makes it")
+    return Ledger.of(site)
+
+
 def _decide(site: Path, digits: str, verdict: str, by: str | None) -> None:
     from common.errors import UserError
     from common.site.config import Site
-    from common.site.ledger import Ledger
 
     config = Site.load(site)
-    with Ledger.of(config) as ledger:
+    with _ledger(config) as ledger:
         known = ledger.asked(config.name)
         matching = [sha for sha in known if digits and sha.startswith(digits.lower())]
         if len(matching) != 1:

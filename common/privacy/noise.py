@@ -23,6 +23,9 @@ opendp.enable_features("contrib")
 LATTICE_BITS = 30
 """The lattice's cell is the noise's standard deviation times 2^-30: far below the noise, far inside int64."""
 
+SMALLEST_MULTIPLIER = 2.0**-10
+"""Then a coordinate of one unit is at most 2^40 cells, and a sum of eight million units fits into int64."""
+
 _CLIP_SLACK = 1 - 1e-12
 """Float64 rounding of the clip factor may not push a unit's norm above C."""
 
@@ -127,6 +130,11 @@ class LatticeGaussian:
             raise PrivacyError(
                 f"max_grad_norm is {max_grad_norm!r} and noise_multiplier {noise_multiplier!r}; numbers above 0 are "
                 "accepted"
+            )
+        if noise_multiplier < SMALLEST_MULTIPLIER:
+            raise PrivacyError(
+                f"noise_multiplier is {noise_multiplier!r}; at least {SMALLEST_MULTIPLIER:g} is accepted, as below it "
+                "a sum of many units would not fit into the lattice's integers"
             )
         self._max_grad_norm = max_grad_norm
         self._deviation = noise_multiplier * max_grad_norm

@@ -73,5 +73,12 @@ def post_process(function: Callable[[Sequence[NDArray[Any]]], NDArray[Any]], val
 
     ``function`` must depend on its argument and on public values only. That can't be checked by a type, so every
     call of this function is a line an auditor reads.
+
+    Raises
+    ------
+    PrivacyError
+        If there is no noised value to process: then the result can't be one.
     """
+    if not values:
+        raise PrivacyError("post_process: no noised value was given; at least one is needed")
     return noised(function([value.array for value in values]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,14 @@ from typing import Any
 
 import pytest
 
+from common.errors import WireCode
+from common.protocol import CensusRequest
+from common.site.config import Site
+from common.site.door import Door
+from common.study import Study
+from server.server_app import open_run, run_study
 from tests.hospitals import rows, small_study, write_site, write_study
+from tests.in_process import InProcessGrid
 
 FEDCORPUS = str(Path(sys.executable).parent / "fedcorpus")
 
@@ -165,9 +173,79 @@ def test_the_demo_refuses_options_that_do_not_fit(tmp_path: Path, options: list[
 def test_plan_says_what_a_study_costs(good: Path) -> None:
     result = _fedcorpus("plan", "study.toml", "--json", cwd=good)
     assert result.returncode == 0
-    releases = json.loads(result.stdout)["releases"]
+    planned = json.loads(result.stdout)
+    releases = planned["releases"]
+    assert planned["accounting"] == "joint"
+    assert all(0.01 < saved < 0.2 for saved in planned["joint_saves"].values())
     assert [r["tier"] for r in releases] == ["strong", "strong", "weak", "weak"]
     assert all(7.5 < r["joint_epsilon"] <= 8 for r in releases)
+
+
+def test_plan_prints_what_joint_accounting_saves_over_the_papers_split(good: Path) -> None:
+    said = {}
+    for accounting in ("joint", "paper"):
+        _edit(good / "study.toml", "[privacy]", f'[privacy]\naccounting = "{accounting}"')
+        result = _fedcorpus("plan", "study.toml", cwd=good)
+        said[accounting] = " ".join(result.stdout.split())
+        assert re.search(
+            r"needs \d\.\d% less training noise and \d\.\d% less vote noise than the paper's", said[accounting]
+        )
+        _edit(good / "study.toml", f'accounting = "{accounting}"\n', "")
+    assert "(this study)" in said["joint"]
+    assert "(not this study)" in said["paper"]
+
+
+def test_plan_solves_epsilon_where_the_noise_is_given(good: Path) -> None:
+    _edit(good / "study.toml", "epsilon = 8.0", "training_noise_multiplier = 2.0\nvote_noise_multiplier = 1.0")
+    releases = json.loads(_fedcorpus("plan", "study.toml", "--json", cwd=good).stdout)["releases"]
+    assert "multiplier 2.0000" in releases[0]["noise"]
+    assert 1 < releases[0]["joint_epsilon"] < 8
+    assert 3 < releases[2]["joint_epsilon"] < 5
+
+
+def test_three_that_contradict_each_other_end_with_one_sentence(good: Path) -> None:
+    _edit(good / "study.toml", "epsilon = 8.0", "epsilon = 1.0\ntraining_noise_multiplier = 0.5")
+    result = _fedcorpus("plan", "study.toml", cwd=good)
+    assert result.returncode == 2
+    assert "noise_multiplier is 0.5, which costs epsilon" in result.stderr
+
+
+def test_an_operator_sees_the_budget_exports_the_ledger_and_anyone_verifies(good: Path) -> None:
+    sites = [good / "sites" / f"{name}.toml" for name in ("north", "south", "east")]
+    run = open_run(str(good / "study.toml"), str(good / "run"))
+    run_study(InProcessGrid(dict(enumerate(sites, start=1))), run)
+    for site in sites:
+        assert _fedcorpus("site", "export", site, "--out", f"{site.stem}.json", cwd=good).returncode == 0
+    assert _fedcorpus("site", "export", sites[0], "--out", "north.json", cwd=good).returncode == 2, "never overwritten"
+    budget = _fedcorpus("site", "budget", sites[2], cwd=good).stdout
+    assert "of 20" in budget
+    as_json = json.loads(_fedcorpus("site", "budget", sites[2], "--json", cwd=good).stdout)
+    assert 7.9 < as_json["epsilon"]["spent"] <= 8
+    verified = _fedcorpus("verify", "run", "north.json", "south.json", "east.json", cwd=good)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert "The claim HOLDS." in verified.stdout
+    missing = _fedcorpus("verify", "run", "north.json", "south.json", "--json", cwd=good)
+    assert missing.returncode == 1
+    assert json.loads(missing.stdout)["holds"] is False
+    assert _fedcorpus("verify", "run", "nothing.json", cwd=good).returncode == 2
+
+
+def test_a_person_approves_a_study_that_waits(good: Path) -> None:
+    site = good / "sites" / "east.toml"
+    assert _fedcorpus("site", "pending", site, cwd=good).returncode == 2, "looking makes no ledger"
+    assert not list(good.rglob("ledger.sqlite"))
+    _edit(site, "[policy]", '[policy]\nallowed_studies = "ask"')
+    study = Study.load(good / "study.toml")
+    request = CensusRequest(study, "run")
+    assert Door(Site.load(site)).census(request).refusal == WireCode.AWAITING_APPROVAL
+    listed = _fedcorpus("site", "pending", site, cwd=good).stdout
+    assert study.sha256 in "".join(listed.split())
+    assert _fedcorpus("site", "approve", site, "zzz", cwd=good).returncode == 2
+    assert _fedcorpus("site", "approve", site, study.sha256[:8], "--by", "Dr Who", cwd=good).returncode == 0
+    assert Door(Site.load(site)).census(request).refusal is None
+    assert "No study waits" in _fedcorpus("site", "pending", site, cwd=good).stdout
+    assert _fedcorpus("site", "decline", site, study.sha256[:8], cwd=good).returncode == 0
+    assert Door(Site.load(site)).census(request).refusal == WireCode.AWAITING_APPROVAL
 
 
 def test_site_check_tells_the_operator(good: Path) -> None:

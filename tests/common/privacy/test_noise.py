@@ -150,3 +150,14 @@ def test_noised_values_are_read_only_and_private_ones_do_not_print() -> None:
         value.array[0] = 5
     assert "7" not in repr(ExactCounts(np.array([7, 77]), 1))
     assert post_process(lambda arrays: arrays[0] + 1, [value]).array.tolist() == [1, 2, 3]
+
+
+def test_post_processing_needs_a_noised_value() -> None:
+    """Else an exact array could be called noised by processing nothing."""
+    with pytest.raises(PrivacyError, match="at least one"):
+        post_process(lambda _: np.arange(3), [])
+
+
+def test_a_noise_so_small_that_sums_could_overflow_is_refused() -> None:
+    with pytest.raises(PrivacyError, match="would not fit"):
+        LatticeGaussian(3, max_grad_norm=1.0, noise_multiplier=1e-4, randomness=Csprng())

@@ -60,6 +60,15 @@ def test_site_that_can_take_part_learns_its_sizes(tmp_path: Path) -> None:
     assert found.codes.tolist() == [12, 3, 0]
 
 
+def test_the_policys_own_minimum_counts_too(tmp_path: Path) -> None:
+    strict = site(tmp_path, rows(15), size_class=15)
+    strict = strict.model_copy(update={"policy": strict.policy.model_copy(update={"min_documents": 16})})
+    with pytest.raises(SiteConfigError, match=r"at least 16 .*policy.min_documents"):
+        check_site(strict, study())
+    with pytest.raises(DataError, match="holds 15 units.*need at least 16"):
+        check_site(strict.model_copy(update={"size_class": 16}), study())
+
+
 def test_repr_of_a_check_shows_sizes_only(tmp_path: Path) -> None:
     shown = repr(check_site(site(tmp_path, rows(12)), study()))
     assert shown == "SiteCheck(<12 private documents of 12 units>)"
