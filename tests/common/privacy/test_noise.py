@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -122,6 +124,50 @@ def test_a_forked_child_has_a_stream_of_its_own() -> None:
     theirs = os.read(reader, 32)
     os.close(reader), os.close(writer)
     assert theirs != generator.uint64(4).tobytes()
+
+
+def _counts_noise() -> bytes:
+    return discrete_gaussian(ExactCounts(np.zeros(8, np.int64), 1), 1e9).array.tobytes()
+
+
+def test_forked_children_have_count_noise_of_their_own() -> None:
+    """OpenDP draws from the operating system; a copied generator state would repeat itself in every child."""
+    _counts_noise()
+    reader, writer = os.pipe()
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            os.write(writer, _counts_noise())
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    drawn = os.read(reader, 4 * 64)
+    os.close(reader), os.close(writer)
+    assert len({drawn[i : i + 64] for i in range(0, len(drawn), 64)} | {_counts_noise()}) == 5
+
+
+def test_processes_of_two_sites_with_equal_seeds_draw_different_noise() -> None:
+    code = (
+        "import random, numpy as np\n"
+        "random.seed(7), np.random.seed(7)\n"
+        "from common.privacy.noise import *\n"
+        "from common.privacy.values import ExactCounts\n"
+        "print(discrete_gaussian(ExactCounts(np.zeros(4, np.int64), 1), 1e9).array.tolist())\n"
+        "lattice = LatticeGaussian(4, max_grad_norm=1.0, noise_multiplier=1.0, randomness=Csprng())\n"
+        "print(lattice.release(1.0).array.tolist(), Csprng().poisson_sample(200, 0.5).tolist())\n"
+        "print(np.random.normal(), random.random())\n"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    said = [
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    (counts, gradient, seeded), (other_counts, other_gradient, seeded_again) = (text.splitlines() for text in said)
+    assert counts != other_counts
+    assert gradient != other_gradient
+    assert seeded == seeded_again, "the twin, seeded generators, repeat themselves"
 
 
 def test_poisson_sampling_has_the_planned_rate_and_varies_in_size() -> None:

@@ -65,7 +65,7 @@ def test_the_policys_own_minimum_counts_too(tmp_path: Path) -> None:
     strict = strict.model_copy(update={"policy": strict.policy.model_copy(update={"min_documents": 16})})
     with pytest.raises(SiteConfigError, match=r"at least 16 .*policy.min_documents"):
         check_site(strict, study())
-    with pytest.raises(DataError, match="holds 15 units.*need at least 16"):
+    with pytest.raises(DataError, match=r"holds 15 units.*need at least 16"):
         check_site(strict.model_copy(update={"size_class": 16}), study())
 
 
