@@ -121,8 +121,8 @@ class Generator(Section):
 class Training(Section):
     """Phase 1: LoRA DP-FedAvg with the strong sites."""
 
-    rounds: int = Field(default=3, ge=1, description="R: rounds of federated averaging.")
-    steps: int = Field(default=10, ge=1, description="E: DP-SGD steps a site runs in each round.")
+    rounds: int = Field(default=3, ge=1, le=10_000, description="R: rounds of federated averaging.")
+    steps: int = Field(default=10, ge=1, le=100_000, description="E: DP-SGD steps a site runs in each round.")
     batch_size: int = Field(
         default=64,
         ge=1,

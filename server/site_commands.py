@@ -53,7 +53,7 @@ def budget(site: SiteFile, as_json: AsJson = False) -> None:
     with _ledger(config) as ledger:
         ledger.verify(blobs=True)
         charges, spent = ledger.charges(config.documents.assets), ledger.spent(config.documents.assets)
-        runs = [event["content"] for event in ledger.export()["events"] if event["kind"] == "reservation"]
+        runs = [event["content"] for event in ledger.export(config.name)["events"] if event["kind"] == "reservation"]
     policy = config.policy
     order, allowed = renyi_budget(policy.max_epsilon, policy.max_delta)
     used = sum(renyi_cost(charge.mechanisms, order) for charge in charges)
@@ -109,7 +109,7 @@ def export(
         raise UserError(f"{out}: its folder isn't there")
     with _ledger(config) as ledger:
         ledger.verify(blobs=True)
-        exported = ledger.export()
+        exported = ledger.export(config.name)
     out.write_text(json.dumps(exported, indent=1), encoding="utf-8")
     screen.print(Text(f"{len(exported['events'])} events written to {out}"), soft_wrap=True)
 

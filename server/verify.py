@@ -71,6 +71,7 @@ class Export(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     source: str = Field(description="File it was read from.")
+    site: str = Field(description="Name of the site that handed it out, as it says.")
     events: tuple[Event, ...] = Field(description="All events.")
 
     def of(self, kind: str, site: str, study: str, run: str) -> list[Mapping[str, Any]]:
@@ -132,8 +133,10 @@ def _verdict(study: Study, summary: Summary, site: SiteSummary, exports: Sequenc
     reserved = [(export, content) for export in exports for content in export.of("reservation", *key)]
     releases = [content for export in exports for content in export.of("release", *key)]
     accountant = second = delta = None
-    problem = _problem_of_count(len(reserved), site)
-    if not problem:
+    problem = _problem_of_count(len(reserved), site, any(export.site == site.name for export in exports))
+    if not problem and not reserved:
+        accountant = second = delta = 0.0
+    if not problem and reserved:
         charge = reserved[0][1]
         delta = float(charge["delta"])
         try:
@@ -154,8 +157,9 @@ def _verdict(study: Study, summary: Summary, site: SiteSummary, exports: Sequenc
     )
 
 
-def _problem_of_count(reservations: int, site: SiteSummary) -> str:
-    if reservations == 1:
+def _problem_of_count(reservations: int, site: SiteSummary, has_ledger: bool) -> str:
+    if reservations == 1 or (not reservations and not site.answers and has_ledger):
+        # Asked in vain, and by its own ledger not charged.
         return ""
     if reservations:
         return f"{reservations} ledgers charge this run for it; a site has one"
@@ -219,4 +223,4 @@ def _read_export(file: Path) -> Export:
     if not events or content.get("ledger") != events[0].content.get("ledger"):
         raise LedgerError(f"{file}: the export doesn't begin with its ledger's first event")
     follow_chain(str(file), events)
-    return Export(source=str(file), events=events)
+    return Export(source=str(file), site=str(content.get("site")), events=events)

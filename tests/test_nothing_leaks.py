@@ -330,7 +330,7 @@ def test_a_killed_site_leaves_nothing_exact_behind(tmp_path: Path, tiny_model: P
             traces.add(str(file), file.read_bytes())
     assert traces.leaks() == []
     with Ledger.of(hospital.site) as ledger:
-        assert [e["kind"] for e in ledger.export()["events"]] == ["opened", "reservation"]
+        assert [e["kind"] for e in ledger.export("hospital")["events"]] == ["opened", "reservation"]
 
 
 # Twins: each protection off, and the search must find it.

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("server", "client_strong", "client_weak", "common", "deploy")
 PRIVACY_MAY_IMPORT = {
-    *("__future__", "collections", "dataclasses", "math", "os", "typing"),
+    *("__future__", "collections", "dataclasses", "functools", "math", "os", "typing"),
     *("cryptography", "dp_accounting", "numpy", "opendp", "scipy"),
     *("common.errors", "common.privacy"),
 }

@@ -56,7 +56,7 @@ _FIELDS: dict[str, dict[str, tuple[type, float, float]]] = {
 """The fields of every mechanism, each with its type, smallest and largest value."""
 
 _DEVIATIONS = 10.0
-"""Outputs further out have a mass of 1e-23 and count as infinite loss."""
+"""The grid ends where outputs further out have a mass of 1e-23."""
 
 _ALIASED = 1e-16
 """What a Chernoff bound leaves on either side of the window."""

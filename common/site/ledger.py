@@ -320,14 +320,14 @@ class Ledger:
         asked = [e.content for e in self._events("asked") if e.content["site"] == site]
         return [Study.from_canonical(a["canonical"]) for a in asked if self.verdict(site, a["study"]) is None]
 
-    def export(self) -> dict[str, Any]:
-        """Every event and no bytes, for an auditor. The chain can be followed from it."""
+    def export(self, site: str) -> dict[str, Any]:
+        """Every event and no bytes, for an auditor, under the name of the site that hands it out."""
         head = self.head()
         events = [
             {"sequence": e.sequence, "kind": e.kind, "content": e.content, "previous": e.previous, "hash": e.hash}
             for e in self._events()
         ]
-        return {"format": FORMAT, "ledger": head.ledger, "events": events}
+        return {"format": FORMAT, "site": site, "ledger": head.ledger, "events": events}
 
     def verify(self, *, blobs: bool = False) -> None:
         """Follow the hash chain, and on demand read every stored release back.

@@ -129,7 +129,7 @@ def test_a_real_federation_gives_a_corpus_and_its_weak_sites_have_no_torch(tmp_p
         log = (run / "federation" / f"{site.name}.log").read_text()
         assert "torch" not in log
         with Ledger.of(site) as ledger:
-            releases = [e["content"] for e in ledger.export()["events"] if e["kind"] == "release"]
+            releases = [e["content"] for e in ledger.export(site.name)["events"] if e["kind"] == "release"]
         assert [(r["key"], r["parts"]) for r in releases] == [("profile-and-vote", ["votes", "profile"])]
     keys = list((run / "federation" / "certificates").glob("*.key"))
     assert len(keys) == 7

@@ -32,7 +32,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tupl
     exports = {}
     for file in files.values():
         with Ledger.of(Site.load(file)) as ledger:
-            exports[Site.load(file).name] = json.loads(json.dumps(ledger.export()))
+            name = Site.load(file).name
+            exports[name] = json.loads(json.dumps(ledger.export(name)))
     return folder / "run", exports
 
 
@@ -65,6 +66,25 @@ def test_an_honest_runs_claim_holds_by_two_accountants(finished: Any, tmp_path: 
         assert site.accountant is not None
         assert site.second == pytest.approx(site.accountant, abs=0.01)
         assert site.second <= 8.01
+
+
+def test_a_site_that_was_asked_in_vain_and_not_charged_is_no_obstacle(finished: Any, tmp_path: Path) -> None:
+    run, exports = finished
+    vain, folder = _copy(exports), tmp_path / "run"
+    folder.mkdir()
+    claims = json.loads((run / "summary.json").read_text())
+    for site in claims["sites"]:
+        if site["name"] == "east":
+            site |= {"answers": 0, "outcome": "no answer in time"}
+    (folder / "summary.json").write_text(json.dumps(claims))
+    (folder / "study.json").write_text((run / "study.json").read_text())
+    del vain["east"]["events"][1:]
+    assert verify(folder, read_exports([_written(tmp_path, vain)])).holds
+    vain["east"]["site"] = "somebody else"
+    (tmp_path / "ledgers" / "east.json").write_text(json.dumps(vain["east"]))
+    verification = verify(folder, read_exports([tmp_path / "ledgers"]))
+    assert not verification.holds
+    assert "whether it was charged" in verification.sites[1].problem
 
 
 def _reservation(export: dict[str, Any]) -> dict[str, Any]:

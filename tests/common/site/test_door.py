@@ -269,7 +269,7 @@ def test_ten_thousand_repeats_are_the_same_bytes_and_one_charge(tmp_path: Path) 
     request = _vote()
     answers = {_bytes(door.release(request, compute)) for _ in range(10_000)}
     assert (len(answers), len(compute.calls)) == (1, 1)
-    exported = Ledger.of(_site(tmp_path)).export()
+    exported = Ledger.of(_site(tmp_path)).export("hospital")
     assert [event["kind"] for event in exported["events"]] == ["opened", "reservation", "release"]
 
 

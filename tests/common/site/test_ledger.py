@@ -81,7 +81,7 @@ def _answer(site: Site, run: str = "run") -> bytes:
 
 def _kinds(site: Site) -> list[str]:
     with Ledger.of(site) as ledger:
-        return [event["kind"] for event in ledger.export()["events"]]
+        return [event["kind"] for event in ledger.export("hospital")["events"]]
 
 
 # Killed at every line
@@ -329,7 +329,7 @@ def test_an_export_has_every_event_no_bytes_and_a_chain_that_can_be_followed(tmp
     site = _site(tmp_path)
     answer = _answer(site)
     with Ledger.of(site) as ledger:
-        exported = json.loads(json.dumps(ledger.export()))
+        exported = json.loads(json.dumps(ledger.export("hospital")))
         head = ledger.head()
     follow_chain("export", [Event(**event) for event in exported["events"]])
     assert (exported["ledger"], exported["events"][-1]["hash"]) == (head.ledger, head.hash)
@@ -372,7 +372,7 @@ def test_an_encrypted_ledger_works_as_an_open_one_and_shows_nothing(tmp_path: Pa
         assert secret not in on_disk
     with Ledger.of(site) as ledger:
         ledger.verify(blobs=True)
-        assert STUDY.sha256 in json.dumps(ledger.export())
+        assert STUDY.sha256 in json.dumps(ledger.export("hospital"))
 
 
 def test_an_open_ledger_would_have_shown_it(tmp_path: Path) -> None:
