@@ -97,7 +97,9 @@ class Site(Section):
         description="A public lower bound on your number of privacy units, e.g. 1000. Sample rate and noise come from "
         "it, never from the exact number.",
     )
-    state: Path = Field(description="Folder for the ledger. Must outlive restarts.")
+    state: Path = Field(
+        description="Folder for the ledger. Must outlive restarts. On a local disk: network shares don't lock."
+    )
     documents: DocumentsFile = Field(description="Your documents.")
     policy: Policy = Field(description="Your limits.")
     ledger_key_file: Path | None = Field(

@@ -103,6 +103,7 @@ class Ledger:
         try:
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 self._database.execute(f"PRAGMA {pragma}")
+            self._refuse_other_tables()
             self._database.executescript(_SCHEMA + _APPEND_ONLY)
             self._name_it()
             self.verify()
@@ -337,12 +338,24 @@ class Ledger:
         LedgerError
             At the first event that was changed, or whose predecessor is missing.
         """
-        follow_chain(str(self._path), self._events())
+        events = self._events()
+        follow_chain(str(self._path), events)
+        if not events or events[0].content.get("format") != FORMAT:
+            raise LedgerError(f"{self._path}: not a ledger of format {FORMAT}, which this version reads")
         if not blobs:
             return
         for event in self._events("release"):
             c = event.content
             self.stored(c["site"], c["study"], c["run"], c["key"], c["digest"])
+
+    def _refuse_other_tables(self) -> None:
+        # An earlier version's tables hold charges that this one doesn't read: starting anew beside them forgets them.
+        names = {str(name) for (name,) in self._all("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if others := sorted(names - {"event", "blob"}):
+            raise LedgerError(
+                f"{self._path}: holds table {others[0]!r}, so it was made by another version or program; this version "
+                f"reads ledgers of format {FORMAT}"
+            )
 
     def _name_it(self) -> None:
         if self._all("SELECT 1 FROM event LIMIT 1"):

@@ -256,6 +256,22 @@ def test_a_part_is_given_out_once_and_only_if_it_was_planned(tmp_path: Path) -> 
                 ledger.store("hospital", STUDY.sha256, "run", "other key", "digest", [part], b"bytes")
 
 
+def test_a_ledger_of_another_version_is_not_started_anew(tmp_path: Path) -> None:
+    """Its charges would be forgotten."""
+    old, future = _site(tmp_path / "old"), _site(tmp_path / "future")
+    old.state.mkdir(parents=True)
+    database = sqlite3.connect(old.ledger_path)
+    database.execute("CREATE TABLE reservation (epsilon REAL)")
+    database.close()
+    with pytest.raises(LedgerError, match="holds table 'reservation'"):
+        _answer(old)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger_module, "FORMAT", 99)
+        _answer(future)
+    with pytest.raises(LedgerError, match="not a ledger of format 2"):
+        _answer(future)
+
+
 # Disks
 
 
