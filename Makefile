@@ -17,7 +17,7 @@ ARGS ?=
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench venv venv-weak clean
+.PHONY: help demo test check format bench audit venv venv-weak clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ format: $(DEV_VENV_STAMP) ## Format the code
 
 bench: $(DEV_VENV_STAMP) ## Run one benchmark: make bench B=name
 	$(VENV)/bin/python -m tests.benchmarks $(B)
+
+audit: $(DEV_VENV_STAMP) ## Attack the real mechanisms, and twins with a protection off; two minutes
+	$(VENV)/bin/python -m tests.audit
 
 venv: $(DEV_VENV_STAMP) ## Install everything that development needs
 
