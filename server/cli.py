@@ -168,9 +168,9 @@ def plan(
     own = "this study" if loaded.privacy.accounting == "joint" else "not this study"
     screen.print(
         Text(
-            f"One promise for all of a site's releases ({own}) needs {saved['strong']:.1%} less training noise and "
-            f"{saved['weak']:.1%} less vote noise\nthan the paper's way, which splits the same epsilon and delta and "
-            f"adds (profile: {loaded.privacy.paper_profile_share:.0%})."
+            f"One promise for all of a site's releases ({own}) needs {saved['strong']:.1%} less training noise, "
+            f"{saved['weak']:.1%} less vote noise\nand {saved['profile']:.0%} less profile noise than the paper's way, "
+            f"which splits the same epsilon and delta\nand adds (profile: {loaded.privacy.paper_profile_share:.0%})."
         ),
         soft_wrap=True,
     )

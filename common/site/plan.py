@@ -34,7 +34,7 @@ def weak_plan(study: Study) -> WeakPlan:
 
 
 def saved_by_joint_accounting(study: Study, size_class: int) -> dict[str, float]:
-    """Share of the training noise (``strong``) and of the vote noise (``weak``) that one joint promise saves.
+    """Share of the training noise (``strong``), vote noise (``weak``) and profile noise that one joint promise saves.
 
     Both ways keep the same (epsilon, delta), the one that the study's own plan of that tier reaches or promises.
     """
@@ -47,11 +47,18 @@ def saved_by_joint_accounting(study: Study, size_class: int) -> dict[str, float]
             "training_noise_multiplier": None,
             "vote_noise_multiplier": None,
         }
-        noise = {}
-        for accounting in ("joint", "paper"):
-            privacy = study.privacy.model_copy(update={**promise, "accounting": accounting})
-            noise[accounting] = _noise(site_plan(study.model_copy(update={"privacy": privacy}), tier, size_class))
-        saved[tier] = 1 - noise["joint"] / noise["paper"]
+        joint, paper = (
+            site_plan(
+                study.model_copy(
+                    update={"privacy": study.privacy.model_copy(update={**promise, "accounting": accounting})}
+                ),
+                tier,
+                size_class,
+            )
+            for accounting in ("joint", "paper")
+        )
+        saved[tier] = 1 - _noise(joint) / _noise(paper)
+        saved["profile"] = 1 - joint.profile.scale / paper.profile.scale
     return saved
 
 

@@ -176,7 +176,8 @@ def test_plan_says_what_a_study_costs(good: Path) -> None:
     planned = json.loads(result.stdout)
     releases = planned["releases"]
     assert planned["accounting"] == "joint"
-    assert all(0.01 < saved < 0.2 for saved in planned["joint_saves"].values())
+    assert all(0.01 < planned["joint_saves"][tier] < 0.2 for tier in ("strong", "weak"))
+    assert planned["joint_saves"]["profile"] > 0.3
     assert [r["tier"] for r in releases] == ["strong", "strong", "weak", "weak"]
     assert all(7.5 < r["joint_epsilon"] <= 8 for r in releases)
 
@@ -188,7 +189,8 @@ def test_plan_prints_what_joint_accounting_saves_over_the_papers_split(good: Pat
         result = _fedcorpus("plan", "study.toml", cwd=good)
         said[accounting] = " ".join(result.stdout.split())
         assert re.search(
-            r"needs \d\.\d% less training noise and \d\.\d% less vote noise than the paper's", said[accounting]
+            r"needs \d\.\d% less training noise, \d\.\d% less vote noise and \d+% less profile noise than",
+            said[accounting],
         )
         _edit(good / "study.toml", f'accounting = "{accounting}"\n', "")
     assert "(this study)" in said["joint"]
