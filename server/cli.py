@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import signal
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 from pydantic import BaseModel
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -137,6 +137,7 @@ def plan(
     """What a study costs, before anything is touched: noise and joint epsilon of a site of each tier."""
     from common.site.plan import saved_by_joint_accounting, strong_plan, weak_plan
     from common.study import Study
+    from server.report import at_most
 
     loaded = Study.load(study)
     size = size_class or loaded.federation.min_documents
@@ -144,7 +145,7 @@ def plan(
     saved = saved_by_joint_accounting(loaded, size)
     rows = [
         ("strong", f"{strong.training.steps} steps at q={strong.training.sample_rate:.4g}",
-         f"noise multiplier {strong.training.noise_multiplier:.4f}", strong.epsilon, strong.delta),
+         f"Gaussian, multiplier {strong.training.noise_multiplier:.4f}", strong.epsilon, strong.delta),
         ("strong", "profile", f"discrete Gaussian, scale {strong.profile.scale:.3f}", strong.epsilon, strong.delta),
         ("weak", f"ballot, R={weak.votes.cells_per_unit}",
          f"discrete Gaussian, scale {weak.votes.scale:.3f}", weak.epsilon, weak.delta),
@@ -158,12 +159,12 @@ def plan(
             json.dumps({"study": loaded.sha256, "accounting": accounting, "releases": releases, "joint_saves": saved})
         )
         return
-    table = Table(title=f"Study {loaded.name}: what each site would release (size class {size})")
+    title = f"Study {loaded.name}: what each site would release (size class {size})"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("tier", "release", "noise", "ε of all", "δ"):
         table.add_column(heading)
     for tier, release, noise, epsilon, delta in rows:
-        # A promise is only ever rounded up.
-        table.add_row(tier, release, noise, f"{math.ceil(epsilon * 1000) / 1000:.3f}", f"{delta:g}")
+        table.add_row(tier, release, noise, at_most(epsilon), f"{delta:g}")
     screen.print(table)
     own = "this study" if loaded.privacy.accounting == "joint" else "not this study"
     screen.print(

@@ -196,17 +196,17 @@ def _origin(summary: Summary) -> str:
 
 def _promise(summary: Summary) -> str:
     return (
-        f"Privacy: every site's releases together are (ε={_at_most(summary.epsilon)}, δ={summary.delta:g})-"
+        f"Privacy: every site's releases together are (ε={at_most(summary.epsilon)}, δ={summary.delta:g})-"
         f"differentially private for adding or removing one {summary.unit}. This is the corpus' guarantee for a "
         "person whose documents are at one site; for a person at several sites the guarantees add up."
     )
 
 
 def _epsilon(site: SiteSummary) -> str:
-    return "-" if site.epsilon is None else _at_most(site.epsilon)
+    return "-" if site.epsilon is None else at_most(site.epsilon)
 
 
-def _at_most(epsilon: float) -> str:
+def at_most(epsilon: float) -> str:
     """Three decimals, rounded up: a promise may not look better than it is."""
     if not math.isfinite(epsilon):
         return "∞"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -48,6 +49,7 @@ def budget(site: SiteFile, as_json: AsJson = False) -> None:
     """What was charged so far, run by run, and what the caps leave. Reads every stored release back."""
     from common.privacy.accounting import describe, renyi_budget, renyi_cost
     from common.site.config import Site
+    from server.report import at_most
 
     config = Site.load(site)
     with _ledger(config) as ledger:
@@ -69,24 +71,22 @@ def budget(site: SiteFile, as_json: AsJson = False) -> None:
         }
         typer.echo(json.dumps(shown))
         return
-    table = Table(title=f"Site {config.name}: charged on its data, for life")
-    for heading in ("run", "at", "study", "site", "tier", "ε", "δ"):
+    table = Table(
+        title=f"Site {config.name}: charged on its data, for life",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for heading in ("at", "run", "study", "site", "tier", "ε", "δ"):
         table.add_column(heading, overflow="fold")
     for run in runs:
-        table.add_row(
-            run["run"][:12],
-            run["at"],
-            run["study"][:12],
-            run["site"],
-            run["tier"],
-            f"{run['epsilon']:.3f}",
-            f"{run['delta']:g}",
-        )
+        at, epsilon, delta = run["at"][:16].replace("T", " "), at_most(run["epsilon"]), f"{run['delta']:g}"
+        table.add_row(at, run["run"][:8], run["study"][:8], run["site"], run["tier"], epsilon, delta)
     screen.print(table)
     mark = {"basic": ("  <- your policy", ""), "renyi": ("", "  <- your policy")}[policy.composition]
     screen.print(
         Text(
-            f"Added up: epsilon {spent[0]:.3f} of {policy.max_epsilon:g}, delta {spent[1]:g} of {policy.max_delta:g}"
+            f"Added up: ε {at_most(spent[0])} of {policy.max_epsilon:g}, δ {spent[1]:g} of {policy.max_delta:g}"
             f"{mark[0]}\n{by_renyi}{mark[1]}"
         ),
         soft_wrap=True,
@@ -119,6 +119,7 @@ def pending(site: SiteFile) -> None:
     """Studies that wait for a person of this site."""
     from common.site.config import Site
     from common.site.plan import site_plan
+    from server.report import at_most
 
     config = Site.load(site)
     with _ledger(config) as ledger:
@@ -130,7 +131,7 @@ def pending(site: SiteFile) -> None:
         plan = site_plan(study, config.tier, config.size_class)
         screen.print(
             Text(
-                f"{study.sha256}  {study.name}: protects a {study.privacy.unit} with epsilon {plan.epsilon:.3f}, delta "
+                f"{study.sha256}  {study.name}: protects a {study.privacy.unit} with ε={at_most(plan.epsilon)}, δ="
                 f"{plan.delta:g} at this site; {len(study.codes)} codes, generator {study.generator.base!r}"
             ),
             soft_wrap=True,

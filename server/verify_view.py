@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import math
-
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from server.report import at_most
 from server.verify import Verification
 
 
 def render_verification(verification: Verification, console: Console) -> None:
     """Print the accountants' figures site by site, and whether the claim holds."""
-    table = Table(title="Epsilon of each site, from its own ledger")
-    for heading in ("site", "tier", "claimed", "accountant", "second", "δ", "answers", "verdict"):
+    table = Table(
+        title=f"ε of each site at δ={verification.claimed_delta:g}, from its own ledger and by two accountants",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for heading in ("site", "tier", "claimed", "first", "second", "answers", "verdict"):
         table.add_column(heading, overflow="fold")
     for site in verification.sites:
         table.add_row(
@@ -23,11 +28,13 @@ def render_verification(verification: Verification, console: Console) -> None:
             _up(site.claimed),
             _up(site.accountant),
             _up(site.second),
-            "-" if site.delta is None else f"{site.delta:g}",
             str(site.releases),
-            Text(site.problem or "confirmed", style="red" if site.problem else "green"),
+            Text("NOT confirmed", style="red") if site.problem else Text("confirmed", style="green"),
         )
     console.print(table)
+    for site in verification.sites:
+        if site.problem:
+            console.print(Text(f"{site.site}: {site.problem}"), soft_wrap=True)
     claim = (
         f"The corpus claims ({_up(verification.claimed_epsilon)}, {verification.claimed_delta:g})-DP for adding or "
         f"removing one {verification.unit} of a person whose documents are at one site."
@@ -38,5 +45,4 @@ def render_verification(verification: Verification, console: Console) -> None:
 
 
 def _up(epsilon: float | None) -> str:
-    """A bound is only ever rounded up."""
-    return "-" if epsilon is None else f"{math.ceil(epsilon * 1000) / 1000:.3f}"
+    return "-" if epsilon is None else at_most(epsilon)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from common.errors import DataError, LedgerError
 from common.privacy.accounting import SubsampledGaussian, describe
@@ -15,6 +17,7 @@ from common.site.config import Site
 from common.site.ledger import Ledger, chain_hash
 from server.server_app import open_run, run_study
 from server.verify import read_exports, verify
+from server.verify_view import render_verification
 from tests.hospitals import rows, small_study, write_site, write_study
 from tests.in_process import InProcessGrid
 
@@ -172,6 +175,20 @@ def test_a_summary_that_claims_less_than_was_spent_is_not_confirmed(finished: An
     verification = verify(forged, read_exports([_written(tmp_path, exports)]))
     assert not verification.holds
     assert all("less was claimed" in site.problem for site in verification.sites)
+
+
+def test_what_is_not_confirmed_is_said_in_words(finished: Any, tmp_path: Path) -> None:
+    run, exports = finished
+    for number, (given_, said) in enumerate(
+        [(exports, "The claim HOLDS."), ({"east": exports["east"]}, "NOT confirmed")]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        console = Console(width=80, file=io.StringIO())
+        render_verification(verify(run, read_exports([_written(folder, given_)])), console)
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert said in shown
+        assert ("north: it answered, and no ledger that was given knows of it" in shown) == bool(number)
 
 
 def test_a_changed_event_breaks_the_chain(finished: Any, tmp_path: Path) -> None:
