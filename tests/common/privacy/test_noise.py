@@ -86,6 +86,19 @@ def test_the_order_of_units_does_not_matter() -> None:
     np.testing.assert_array_equal(*sums)
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_a_gradient_longer_than_a_block_is_clipped_as_a_whole(kind: type) -> None:
+    """Coordinates are worked on in blocks; the norm is that of all of them."""
+    gradient = np.random.default_rng(0).normal(size=DIMENSION).astype(kind)
+    lattice = _lattice(clip=2.0)
+    lattice.add(gradient)
+    clipped = lattice._sum * lattice._cell
+    assert np.linalg.norm(clipped) <= 2.0
+    np.testing.assert_allclose(clipped, 2.0 * gradient / np.linalg.norm(gradient.astype(np.float64)), atol=1e-8)
+    with pytest.raises(PrivacyError, match="shape"):
+        lattice.add(gradient[:-1])
+
+
 def test_one_sum_is_released_once() -> None:
     total = _lattice(dimension=3)
     total.release(normaliser=1)
