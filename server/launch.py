@@ -19,7 +19,7 @@ from common.site.config import Site
 from common.site.policy import check_study
 from common.study import Study
 from deploy.local import RESERVED_NAMES, LocalFederation, SiteProcess
-from server.ledger_heads import state_folder
+from server.ledger_heads import LedgerHeads, state_folder
 from server.progress import ProgressReader
 from server.workspace import Workspace
 
@@ -73,6 +73,7 @@ def prepare(study_file: Path, sites_folder: Path, out: Path) -> Launch:
     checks = [check_site(site, study) for site in sites]
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out}: the run folder isn't empty; name a new one with --out")
+    LedgerHeads(state_folder())
     for site in sites:
         # Last, since solving for the noise takes seconds: a promise that no noise keeps ends here, not at a hospital.
         check_study(site, study)

@@ -29,12 +29,14 @@ class LedgerHeads:
     Raises
     ------
     UserError
-        If the file is there and can't be read: forgetting what was seen is not an option.
+        If the folder can't be written, or the file can't be read: forgetting what was seen is not an option.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / _FILE
         self._heads: dict[str, LedgerHead] = {}
+        if folder is not None:
+            _make(folder)
         self._read()
 
     def last(self, ledger: str) -> LedgerHead | None:
@@ -49,18 +51,22 @@ class LedgerHeads:
         return head.sequence < seen.sequence or (head.sequence == seen.sequence and head.hash != seen.hash)
 
     def note(self, head: LedgerHead) -> None:
-        """Remember a head, durably."""
+        """Remember a head, durably; one that is behind changes nothing."""
         if self._path is None:
-            self._heads[head.ledger] = head
+            self._keep(head)
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             # Another run of this coordinator may have written meanwhile.
             self._read()
-            if not self.is_behind(head):
-                self._heads[head.ledger] = head
+            if self._keep(head):
                 write_atomically(self._path, _encoded(self._heads))
+
+    def _keep(self, head: LedgerHead) -> bool:
+        if self.is_behind(head):
+            return False
+        self._heads[head.ledger] = head
+        return True
 
     def _read(self) -> None:
         if self._path is None or not self._path.exists():
@@ -76,6 +82,17 @@ def state_folder() -> Path:
     """Where a coordinator's state lies: ``$XDG_STATE_HOME/fedcorpus``, as the desktop standard says."""
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(home) / "fedcorpus"
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise UserError(
+            f"{folder}: can't be made: {cause.strerror}; set XDG_STATE_HOME to a folder of yours"
+        ) from cause
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{folder}: can't be written; set XDG_STATE_HOME to a folder of yours")
 
 
 def _encoded(heads: dict[str, LedgerHead]) -> bytes:
