@@ -20,6 +20,10 @@ from common.configuration import NAME, Section, first_problem, load_model
 from common.errors import StudyError
 
 
+MOST_STEPS = 1_000_000
+"""Steps of a study: planning the noise of so many takes a site twenty seconds and 300 MB."""
+
+
 class Privacy(Section):
     """The promise: one joint (epsilon, delta) per site for everything this study releases from it.
 
@@ -231,6 +235,11 @@ class Study(Section):
             raise ValueError(
                 f"training.batch_size is {self.training.batch_size}, above federation.min_documents "
                 f"({self.federation.min_documents}); the sample rate of the smallest site would exceed 1"
+            )
+        if self.training.rounds * self.training.steps > MOST_STEPS:
+            raise ValueError(
+                f"training.rounds x training.steps is {self.training.rounds * self.training.steps}; at most {MOST_STEPS} "
+                "steps can be planned in bounded time"
             )
         if self.pool.max_new_tokens > self.generator.max_tokens:
             raise ValueError(

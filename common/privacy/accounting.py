@@ -247,9 +247,12 @@ def plan_strong(
     def main(noise: float) -> Mechanism:
         return SubsampledGaussian(noise, sample_rate, steps)
 
-    solved = _solve(
-        epsilon, delta, noise_multiplier, main, profile_share, codes_per_unit, accounting, lambda _budget: 1.0
-    )
+    def guess(sigma: float) -> float:
+        # Near the answer by the central limit theorem, so the search never meets a noise far too small, whose privacy
+        # loss fills the memory: a hostile study could ask for a million steps.
+        return max(0.5, sample_rate * math.sqrt(steps) * sigma)
+
+    solved = _solve(epsilon, delta, noise_multiplier, main, profile_share, codes_per_unit, accounting, guess)
     training = SubsampledGaussian(solved.noise, sample_rate, steps)
     return StrongPlan(training, solved.profile, solved.epsilon, solved.delta, accounting)
 
