@@ -19,7 +19,6 @@ from common.codes import ControlCodes
 from common.configuration import NAME, Section, first_problem, load_model
 from common.errors import StudyError
 
-
 MOST_STEPS = 1_000_000
 """Steps of a study: planning the noise of so many takes a site twenty seconds and 300 MB."""
 
@@ -237,10 +236,8 @@ class Study(Section):
                 f"({self.federation.min_documents}); the sample rate of the smallest site would exceed 1"
             )
         if self.training.rounds * self.training.steps > MOST_STEPS:
-            raise ValueError(
-                f"training.rounds x training.steps is {self.training.rounds * self.training.steps}; at most {MOST_STEPS} "
-                "steps can be planned in bounded time"
-            )
+            steps = self.training.rounds * self.training.steps
+            raise ValueError(f"training.rounds x training.steps is {steps}; at most {MOST_STEPS} can be planned")
         if self.pool.max_new_tokens > self.generator.max_tokens:
             raise ValueError(
                 f"pool.max_new_tokens is {self.pool.max_new_tokens}, above generator.max_tokens "
