@@ -10,6 +10,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from client_strong.gradients import GRADIENTS, PerSampleGradients, check_gradients
 from client_strong.trainer import TrainingDocuments, train_round
 from common import study as studies
 from common.errors import AdapterMismatchError, PrivacyError
@@ -43,7 +44,7 @@ def train(message: Message, context: Context) -> Message:
 def prepared(site: Site, request: TrainRequest) -> Compute:
     """Read documents and model; what comes back computes ``adapter/NAME`` arrays and, if it is asked, the profile."""
     study = request.study
-    generator = _generator(study.generator, tuple(site.models.items()))
+    generator, gradients = _ready(study.generator, tuple(site.models.items()), site.gradients, site.checkpointing)
     if request.frozen_sha256 != generator.frozen_sha256():
         raise AdapterMismatchError(f"site {site.name!r}: the frozen part of the adapter isn't the study's")
     generator.load_adapter(request.adapter)
@@ -60,6 +61,7 @@ def prepared(site: Site, request: TrainRequest) -> Compute:
             study,
             plan,
             request.adapter,
+            gradients,
             on_step=lambda step: log.info("round %d: step %d of %d", request.round, step, study.training.steps),
         )
         return profile | {f"adapter/{name}": value for name, value in trained.items()}
@@ -68,6 +70,14 @@ def prepared(site: Site, request: TrainRequest) -> Compute:
 
 
 @lru_cache(maxsize=1)
-def _generator(options: studies.Generator, local: tuple[tuple[str, Path], ...]) -> Generator:
-    # In simulation one process serves many rounds and sites; in deployment every message starts a new process.
-    return Generator(options, dict(local))
+def _ready(
+    options: studies.Generator, local: tuple[tuple[str, Path], ...], gradients: str, checkpointing: bool
+) -> tuple[Generator, PerSampleGradients]:
+    """The model, and gradients that passed their self-test on it.
+
+    In simulation one process serves many rounds and sites; in deployment every message starts a new process.
+    """
+    generator = Generator(options, dict(local))
+    computed = GRADIENTS[gradients](generator, checkpointing=checkpointing)
+    check_gradients(generator, computed)
+    return generator, computed

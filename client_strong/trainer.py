@@ -9,17 +9,16 @@ the last step comes back, and it is a function of noised gradients.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from opacus.grad_sample.grad_sample_module import GradSampleHooks
 
+from client_strong.gradients import PerSampleGradients
 from common.errors import ModelError
-from common.models.generator import Batch, Generator, document_losses
+from common.models.generator import Batch, Generator
 from common.privacy.accounting import StrongPlan
 from common.privacy.bounding import sample_documents
 from common.privacy.noise import Csprng, LatticeGaussian
@@ -29,9 +28,6 @@ from common.site.documents import Documents
 from common.study import Study
 
 log = logging.getLogger("fedcorpus.strong")
-
-Gradient = NDArray[np.float64]
-Losses = Callable[[torch.nn.Module, Batch], torch.Tensor]
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,38 +58,6 @@ class TrainingDocuments:
         room = [study.generator.max_tokens - len(prompt) for prompt in prompts]
         order, offsets = documents.by_unit()
         return cls(prompts, generator.encode(documents.texts, room), order, offsets)
-
-
-class PerSampleGradients:
-    """Per-document gradients of the trained parameters, by Opacus hooks."""
-
-    def __init__(self, generator: Generator, losses: Losses = document_losses) -> None:
-        self._model = generator.model
-        self._parameters = list(generator.trained.values())
-        self._losses = losses
-        self.dimension = sum(p.numel() for p in self._parameters)
-
-    def __call__(self, batch: Batch) -> Iterator[Gradient]:
-        """One float64 gradient of shape ``(dimension,)`` per document; private, not clipped."""
-        hooks = GradSampleHooks(self._model, loss_reduction="sum")
-        try:
-            self._model.train()
-            with warnings.catch_warnings():
-                # The first adapted layer has inputs without gradients, which is as it should be.
-                warnings.filterwarnings("ignore", message="Full backward hook is firing")
-                self._losses(self._model, batch).sum().backward()
-            samples = [p.grad_sample.detach() for p in self._parameters]
-        finally:
-            hooks.remove_hooks()
-            self._clear()
-        for index in range(batch.input_ids.shape[0]):
-            yield np.concatenate([s[index].reshape(-1).numpy() for s in samples]).astype(np.float64)
-
-    def _clear(self) -> None:
-        # A plain gradient and the per-sample ones are exact: they may not survive into the next step.
-        for parameter in self._parameters:
-            parameter.grad = None
-            parameter.grad_sample = None
 
 
 class AdapterOptimizer:
@@ -137,6 +101,7 @@ def train_round(
     study: Study,
     plan: StrongPlan,
     adapter: Adapter,
+    gradients: PerSampleGradients,
     on_step: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Noised]:
     """Run one round's E DP-SGD steps from ``adapter`` and return the noised adapter.
@@ -151,6 +116,8 @@ def train_round(
         Sample rate and noise, computed by this site.
     adapter
         The server's averaged adapter; public.
+    gradients
+        Of this generator.
     on_step
         Called after each step with its number, for local progress.
 
@@ -162,7 +129,6 @@ def train_round(
         If the steps left the adapter where it was: something is wired wrongly.
     """
     generator.load_adapter(adapter)
-    gradients = PerSampleGradients(generator)
     optimizer = AdapterOptimizer(generator, study)
     randomness = Csprng()
     for step in range(1, study.training.steps + 1):

@@ -112,6 +112,23 @@ class Site(Section):
         description="Where models of a study lie on this machine: name in the study -> local folder.",
     )
 
+    gradients: Literal["fused", "opacus"] = Field(
+        default="fused",
+        description="How a strong site computes gradients of single documents. fused: with the forward and backward "
+        "pass of the adapted layers. opacus: by Opacus' hooks, slower and larger; the reference.",
+    )
+    checkpointing: bool = Field(
+        default=False,
+        description="Whether a strong site computes activations twice instead of keeping them: a third more time, a "
+        "fraction of the memory. For 'fused' gradients.",
+    )
+
+    @model_validator(mode="after")
+    def _checkpointing_is_fused(self) -> Site:
+        if self.checkpointing and self.gradients != "fused":
+            raise ValueError(f"checkpointing is on and gradients is {self.gradients!r}; it needs 'fused'")
+        return self
+
     @model_validator(mode="after")
     def _paths_are_absolute(self) -> Site:
         named = {"documents.path": self.documents.path, "state": self.state, "ledger_key_file": self.ledger_key_file}

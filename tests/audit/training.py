@@ -24,7 +24,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from client_strong.trainer import PerSampleGradients, TrainingDocuments, train_round
+from client_strong.gradients import FusedGradients
+from client_strong.trainer import TrainingDocuments, train_round
 from common.models.generator import Batch, Generator
 from common.privacy.accounting import StrongPlan
 from common.protocol import Adapter
@@ -139,7 +140,7 @@ def _canaries(generator: Generator, study: Study, count: int) -> Documents:
 
 def _gradients(generator: Generator, documents: Documents, study: Study) -> NDArray[np.float64]:
     encoded = TrainingDocuments.encode(documents, generator, study)
-    gradients = PerSampleGradients(generator)
+    gradients = FusedGradients(generator)
     size = study.training.physical_batch
     starts = range(0, len(documents), size)
     return np.array(
@@ -181,7 +182,13 @@ def right_guesses(scene: Scene, plan: StrongPlan, progress: Progress = quiet) ->
     steps = scene.study.training.steps
     encoded = TrainingDocuments.encode(documents, scene.generator, scene.study)
     trained = train_round(
-        scene.generator, encoded, scene.study, plan, scene.start, on_step=lambda step: progress(step / steps)
+        scene.generator,
+        encoded,
+        scene.study,
+        plan,
+        scene.start,
+        FusedGradients(scene.generator),
+        on_step=lambda step: progress(step / steps),
     )
     moved = np.concatenate(
         [(scene.start[name] - value.array.astype(np.float64)).ravel() for name, value in trained.items()]

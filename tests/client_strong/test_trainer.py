@@ -10,7 +10,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client_strong.trainer import PerSampleGradients, TrainingDocuments, noisy_gradient, train_round
+from client_strong.gradients import FusedGradients
+from client_strong.trainer import TrainingDocuments, noisy_gradient, train_round
 from common.errors import AdapterMismatchError
 from common.models.generator import Batch, Generator, document_losses
 from common.privacy.accounting import DiscreteGaussian, StrongPlan, SubsampledGaussian
@@ -62,9 +63,9 @@ def generator(request: pytest.FixtureRequest, tiny_model: Path, tiny_gpt2: Path)
 
 def test_per_sample_gradients_equal_one_document_at_a_time(generator: Generator) -> None:
     documents = _documents(generator, ["Kind.", LONG, "I waited three hours and nobody told me why."])
-    together = list(PerSampleGradients(generator)(Batch(documents.prompts, documents.texts)))
+    together = list(FusedGradients(generator)(Batch(documents.prompts, documents.texts)))
     for index, gradient in enumerate(together):
-        (alone,) = PerSampleGradients(generator)(
+        (alone,) = FusedGradients(generator)(
             Batch(documents.prompts[index : index + 1], documents.texts[index : index + 1])
         )
         assert np.linalg.norm(alone) > 0
@@ -76,13 +77,13 @@ def _moved_by_one_document(generator: Generator, losses: object) -> float:
 
     def clipped_sum(texts: list[str]) -> np.ndarray:
         documents = _documents(generator, texts, room=120)
-        total = np.zeros(PerSampleGradients(generator).dimension)
-        for gradient in PerSampleGradients(generator, losses)(Batch(documents.prompts, documents.texts)):  # type: ignore[arg-type]
+        total = np.zeros(FusedGradients(generator).dimension)
+        for gradient in FusedGradients(generator, losses)(Batch(documents.prompts, documents.texts)):  # type: ignore[arg-type]
             total += gradient * min(1.0, clip / np.linalg.norm(gradient))
         return total
 
     documents = _documents(generator, TEXTS, room=120)
-    norms = [np.linalg.norm(g) for g in PerSampleGradients(generator)(Batch(documents.prompts, documents.texts))]
+    norms = [np.linalg.norm(g) for g in FusedGradients(generator)(Batch(documents.prompts, documents.texts))]
     clip = 1.05 * float(np.median(norms))
     return float(np.linalg.norm(clipped_sum([*TEXTS, LONG]) - clipped_sum(TEXTS)) / clip)
 
@@ -110,7 +111,7 @@ def test_any_document_moves_the_clipped_sum_by_at_most_c(
     """Brute force over neighbours, through the real step with the noise off; the last bits of a gradient may differ."""
     raw = small_study(Path("."), privacy={"max_grad_norm": clip})
     study = Study.model_validate({**raw, "training": {**raw["training"], "physical_batch": chunk}})
-    documents, gradients = _documents(generator, [*texts, extra]), PerSampleGradients(generator)
+    documents, gradients = _documents(generator, [*texts, extra]), FusedGradients(generator)
 
     def step(batch: np.ndarray) -> np.ndarray:
         released = noisy_gradient(gradients, documents, batch, study, _plan(1.0), _Silent())
@@ -129,7 +130,7 @@ def test_a_step_adds_or_removes_one_document_by_at_most_c_over_b(tiny_model: Pat
     study = _study(tiny_model)
     generator = Generator(study.generator)
     _warm(generator)
-    gradients = PerSampleGradients(generator)
+    gradients = FusedGradients(generator)
     documents = _documents(generator, [*TEXTS, LONG])
 
     def step(batch: np.ndarray) -> np.ndarray:
@@ -145,7 +146,7 @@ def test_chunks_do_not_change_the_sum_and_noise_is_drawn_once(tiny_model: Path) 
     studies = [Study.model_validate({**raw, "training": {**raw["training"], "physical_batch": n}}) for n in (1, 4, 64)]
     generator = Generator(studies[0].generator)
     _warm(generator)
-    gradients, documents = PerSampleGradients(generator), _documents(generator, TEXTS)
+    gradients, documents = FusedGradients(generator), _documents(generator, TEXTS)
     batch = np.arange(len(TEXTS))
     sums = [noisy_gradient(gradients, documents, batch, s, _plan(1.0), _Silent()).array for s in studies]
     np.testing.assert_allclose(sums[0], sums[1], atol=1e-6 * CLIP)
@@ -160,7 +161,7 @@ def test_an_empty_poisson_batch_is_a_noise_only_step(tiny_model: Path) -> None:
     generator = Generator(study.generator)
     documents = _documents(generator, TEXTS)
     empty = np.zeros(0, np.int64)
-    step = noisy_gradient(PerSampleGradients(generator), documents, empty, study, _plan(2.0), Csprng()).array
+    step = noisy_gradient(FusedGradients(generator), documents, empty, study, _plan(2.0), Csprng()).array
     expected = 2.0 * CLIP / study.training.batch_size
     assert abs(step.std() / expected - 1) < 5 / np.sqrt(2 * step.size)
 
@@ -169,7 +170,9 @@ def test_a_round_moves_the_adapter_and_every_weight_is_finite(tiny_model: Path) 
     study = _study(tiny_model)
     generator = Generator(study.generator)
     before = generator.adapter()
-    trained = train_round(generator, _documents(generator, TEXTS), study, _plan(1.0, 0.3), before)
+    trained = train_round(
+        generator, _documents(generator, TEXTS), study, _plan(1.0, 0.3), before, FusedGradients(generator)
+    )
     assert set(trained) == set(before)
     assert all(np.isfinite(value.array).all() for value in trained.values())
     assert all(not np.array_equal(trained[name].array, before[name]) for name in before)
@@ -182,14 +185,16 @@ def test_two_rounds_with_equal_seeds_differ(tiny_model: Path) -> None:
     results = []
     for _ in range(2):
         torch.manual_seed(0), np.random.seed(0)
-        results.append(train_round(generator, documents, study, _plan(1.0, 0.3), start))
+        results.append(train_round(generator, documents, study, _plan(1.0, 0.3), start, FusedGradients(generator)))
     assert any(not np.array_equal(results[0][name].array, results[1][name].array) for name in start)
 
 
 def test_nothing_exact_is_left_on_the_model(tiny_model: Path) -> None:
     study = _study(tiny_model)
     generator = Generator(study.generator)
-    train_round(generator, _documents(generator, TEXTS), study, _plan(1.0, 0.5), generator.adapter())
+    train_round(
+        generator, _documents(generator, TEXTS), study, _plan(1.0, 0.5), generator.adapter(), FusedGradients(generator)
+    )
     for parameter in generator.model.parameters():
         assert parameter.grad is None
         assert getattr(parameter, "grad_sample", None) is None
@@ -207,7 +212,7 @@ def test_an_adapter_that_is_not_the_studys_is_refused(tiny_model: Path) -> None:
         adapter | {"more": adapter[name]},
     ):
         with pytest.raises(AdapterMismatchError):
-            train_round(generator, documents, study, _plan(1.0), wrong)
+            train_round(generator, documents, study, _plan(1.0), wrong, FusedGradients(generator))
 
 
 def test_documents_do_not_print(tiny_model: Path) -> None:

@@ -80,6 +80,17 @@ def test_columns_may_have_other_names_than_attributes(tmp_path: Path) -> None:
         ('"/var/lib/fedcorpus"', '"~/state"', "state is '~/state'", "absolute path"),
         ("[policy]", "on_malformed = 'ignore'\n[policy]", "documents.on_malformed", "'skip' or 'stop'"),
         ("[policy]", "colour = 1\n[policy]", "documents.colour", "unknown key"),
+        ("[policy]", "[policy]\ncomposition = 'gdp'", "policy.composition", "'basic' or 'renyi'"),
+        ("[policy]", "[policy]\nallowed_requests = ['dump']", "policy.allowed_requests.0", "'train' or"),
+        ("[policy]", "[policy]\nmax_candidates = 0", "policy.max_candidates", "0 isn't accepted"),
+        ("[documents]", "ledger_key_file = 'key'\n[documents]", "ledger_key_file is 'key'", "absolute path"),
+        ("[documents]", "gradients = 'fast'\n[documents]", "gradients", "'fused' or 'opacus'"),
+        (
+            "[documents]",
+            "gradients = 'opacus'\ncheckpointing = true\n[documents]",
+            "checkpointing is on and gradients is 'opacus'",
+            "needs 'fused'",
+        ),
         ("[policy]", "[policy", "not valid TOML", ""),
     ],
 )

@@ -1,0 +1,578 @@
+"""Gradients of single documents: what DP-SGD clips, at no more time and memory than training without privacy.
+
+A LoRA layer computes ``y = W x + s B A x`` with W frozen. One document's gradients are ``s g' (A x)`` for B and
+``s (g B)' x`` for A, summed over its tokens: two thin products from what the backward pass holds anyway, the layer's
+input x and the gradient g of its output. So nothing is computed per document but these. Meanwhile the rest of the step
+is made cheaper than peft makes it: W and ``s B A`` are one matrix, no gradient summed over documents is formed, and
+the logits of a batch, which are far larger than everything else, are never held at once.
+
+    gradients = FusedGradients(generator)
+    check_gradients(generator, gradients)
+    for gradient in gradients(batch):
+        ...
+
+Padding needs no care here: no loss depends on the output at a padding token, so its g is zero.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from opacus.grad_sample.grad_sample_module import GradSampleHooks
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
+from torch.utils.checkpoint import checkpoint
+from transformers.pytorch_utils import Conv1D
+
+from common.errors import ModelError
+from common.models.generator import Batch, Generator, document_losses
+
+Gradient = NDArray[np.floating[Any]]
+Losses = Callable[[torch.nn.Module, Batch], torch.Tensor]
+
+_HEAD_TOKENS = 128
+"""Tokens whose logits exist at once: 25 MB for a vocabulary of 49,152, and still a product of full speed."""
+
+_MERGED_DTYPES = (torch.float32, torch.float64)
+"""Below these, ``W + s B A`` would round to W: an adapter that has hardly left zero would not be seen."""
+
+_TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.2}
+"""Largest relative deviation in the self-test. In bfloat16, with its 8 bits, the same sums in another order come out 1%
+to 6% apart (2 to 30 layers, ranks 1 to 16); the faults that break privacy (another document's share, a lost factor) are
+of the gradient's own size."""
+
+_SMALL_SHARE = 1e-2
+"""A parameter's deviation is measured against at least this share of the whole gradient: a gradient that cancels to
+nothing (attention over one token) is all rounding."""
+
+_MISSING = object()
+
+
+class PerSampleGradients(ABC):
+    """Gradients of each document of a batch, with respect to the generator's trained parameters.
+
+    Attributes
+    ----------
+    dimension
+        d, number of trained parameters.
+    """
+
+    dimension: int
+
+    @abstractmethod
+    def __init__(
+        self, generator: Generator, losses: Losses = document_losses, *, checkpointing: bool = False
+    ) -> None: ...
+
+    @abstractmethod
+    def __call__(self, batch: Batch) -> Iterator[Gradient]:
+        """Compute one gradient of shape ``(dimension,)`` per document, in the order of ``generator.trained``.
+
+        Private and not clipped. When the first is yielded, nothing exact is left on the model, whatever happened.
+        """
+
+
+class OpacusGradients(PerSampleGradients):
+    """By Opacus hooks. The reference: slower and larger, but other people's code. It can't checkpoint (ModelError)."""
+
+    def __init__(self, generator: Generator, losses: Losses = document_losses, *, checkpointing: bool = False) -> None:
+        if checkpointing:
+            # A hook would see the forward pass twice.
+            raise ModelError("training: 'opacus' gradients can't recompute activations; 'fused' ones can")
+        self._model = generator.model
+        self._parameters = list(generator.trained.values())
+        self._losses = losses
+        self.dimension = sum(p.numel() for p in self._parameters)
+
+    def __call__(self, batch: Batch) -> Iterator[Gradient]:
+        """One float64 gradient of shape ``(dimension,)`` per document; private, not clipped."""
+        hooks = GradSampleHooks(self._model, loss_reduction="sum")
+        try:
+            self._model.train()
+            with warnings.catch_warnings():
+                # The first adapted layer has inputs without gradients, which is as it should be.
+                warnings.filterwarnings("ignore", message="Full backward hook is firing")
+                self._losses(self._model, batch).sum().backward()
+            samples = [p.grad_sample.detach() for p in self._parameters]
+        finally:
+            hooks.remove_hooks()
+            self._clear()
+        for index in range(batch.input_ids.shape[0]):
+            yield np.concatenate([s[index].reshape(-1).numpy() for s in samples]).astype(np.float64)
+
+    def _clear(self) -> None:
+        # A plain gradient and the per-sample ones are exact: they may not survive into the next step.
+        for parameter in self._parameters:
+            parameter.grad = None
+            parameter.grad_sample = None
+            # After an exception these stay, a half-summed gradient and how often a layer is still to come.
+            vars(parameter).pop("_current_grad_sample", None)
+            vars(parameter).pop("_forward_counter", None)
+        for module in self._model.modules():
+            # So do the documents' activations.
+            vars(module).pop("activations", None)
+            vars(module).pop("max_batch_len", None)
+
+
+class FusedGradients(PerSampleGradients):
+    """By products of activations and output gradients, in place of peft's forward and backward pass.
+
+    Parameters
+    ----------
+    generator
+        Its adapter must be plain LoRA on linear layers; everything else that is trained is refused.
+    losses
+        Loss of each document, shape ``(documents,)``. `document_losses` is computed without holding all logits, where
+        the model's logits are its head's output and nothing more.
+    checkpointing
+        Whether to compute activations twice instead of keeping them: a third more time, a fraction of the memory.
+
+    Raises
+    ------
+    ModelError
+        If a trained parameter or an adapted layer is none that this class knows, or the model has dropout.
+    """
+
+    def __init__(self, generator: Generator, losses: Losses = document_losses, *, checkpointing: bool = False) -> None:
+        self._model = generator.model
+        self._layers = _adapted_layers(self._model)
+        self._slots = _Slots.of(generator.trained)
+        self.dimension = self._slots.dimension
+        _check_trained(generator.trained, self._layers)
+        _check_dropout(self._model)
+        self._losses = _lean(losses, self._model)
+        self._checkpointed = _checkpointed_modules(self._model) if checkpointing else []
+
+    def __call__(self, batch: Batch) -> Iterator[Gradient]:
+        """One float32 gradient of shape ``(dimension,)`` per document; private, not clipped."""
+        samples = _Samples(self._slots, *batch.input_ids.shape)
+        with ExitStack() as changes:
+            changes.callback(self._clear)
+            changes.callback(self._model.train, self._model.training)
+            self._model.train()
+            for layer in self._layers:
+                changes.enter_context(_replaced(layer.module, forward=partial(_fused_forward, layer, samples)))
+            for module in self._checkpointed:
+                recompute = partial(checkpoint, use_reentrant=False)
+                changes.enter_context(
+                    _replaced(module, gradient_checkpointing=True, _gradient_checkpointing_func=recompute)
+                )
+            self._losses(self._model, batch).sum().backward()
+        yield from samples.rows
+
+    def _clear(self) -> None:
+        # No plain gradient is formed, unless the losses use a parameter past its layer: that one would be exact.
+        for parameter in self._model.parameters():
+            parameter.grad = None
+
+
+GRADIENTS: Mapping[str, type[PerSampleGradients]] = {"fused": FusedGradients, "opacus": OpacusGradients}
+"""Implementations by name."""
+
+
+def check_gradients(
+    generator: Generator, gradients: PerSampleGradients, texts: Sequence[Sequence[int]] | None = None
+) -> None:
+    """Self-test at the start: gradients of a batch are what plain autograd gives for each of its documents alone.
+
+    Meanwhile the adapter holds other values than its own: where B is zero, as at first, so is the gradient of A, and a
+    wrong one can't be seen.
+
+    Parameters
+    ----------
+    texts
+        Token ids, at least two in each text; public. Random ones by default.
+
+    Raises
+    ------
+    ModelError
+        Naming the parameter that deviates most.
+    """
+    texts = texts or _random_texts(generator)
+    # The first token is the prompt, whose loss doesn't count.
+    prompts, texts = [text[:1] for text in texts], [text[1:] for text in texts]
+    with _stand_in(generator):
+        alone = [_plain_gradient(generator, Batch([p], [t])) for p, t in zip(prompts, texts, strict=True)]
+        if not any(np.any(gradient) for gradient in alone):
+            raise ModelError("training: no loss depends on the adapter; its layers aren't part of the model's output")
+        together = list(gradients(Batch(prompts, texts)))
+    if len(together) != len(alone) or any(g.shape != (gradients.dimension,) for g in together):
+        raise ModelError(
+            f"training: {len(alone)} documents gave {len(together)} gradients of shapes "
+            f"{sorted({g.shape for g in together})}; this site refuses to train"
+        )
+    name, deviation = _largest_deviation(_Slots.of(generator.trained), together, alone)
+    tolerance = _TOLERANCES[_base_dtype(generator)]
+    # Written so that a NaN is refused too.
+    if not deviation <= tolerance:
+        raise ModelError(
+            f"training: a document's gradient of {name!r} deviates by {deviation:.2g} (relative) from plain autograd, "
+            f"at most {tolerance:g} is accepted; this site refuses to train"
+        )
+
+
+def _random_texts(generator: Generator) -> list[list[int]]:
+    # Of unequal length, so that padding is there; public, so a fixed seed does no harm.
+    vocabulary = generator.model.get_input_embeddings().num_embeddings
+    return [np.random.default_rng(n).integers(vocabulary, size=n).tolist() for n in (12, 4, 7)]
+
+
+@contextmanager
+def _stand_in(generator: Generator) -> Iterator[None]:
+    """Public random values in place of the adapter's, and the adapter's back again.
+
+    B is so much smaller than A that both have gradients of like size and the model hardly notices the adapter: a
+    large one makes bfloat16's rounding grow from layer to layer.
+    """
+    trained = generator.trained
+    before = {name: p.detach().clone() for name, p in trained.items()}
+    noise = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                size = (0.02 if "lora_B" in name else 0.2) / parameter.shape[-1] ** 0.5
+                parameter.copy_(size * torch.randn(parameter.shape, generator=noise))
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in before.items():
+                trained[name].copy_(value)
+
+
+def _plain_gradient(generator: Generator, batch: Batch) -> NDArray[np.float64]:
+    trained = list(generator.trained.values())
+    loss = document_losses(generator.model, batch).sum()
+    parts = torch.autograd.grad(loss, trained, allow_unused=True) if loss.requires_grad else [None] * len(trained)
+    return np.concatenate(
+        [
+            (torch.zeros_like(p) if part is None else part).reshape(-1).double().numpy()
+            for p, part in zip(trained, parts, strict=True)
+        ]
+    )
+
+
+def _largest_deviation(
+    slots: _Slots, together: Sequence[Gradient], alone: Sequence[NDArray[np.float64]]
+) -> tuple[str, float]:
+    worst, most = "", 0.0
+    for gradient, expected in zip(together, alone, strict=True):
+        floor = max(_SMALL_SHARE * float(np.linalg.norm(expected)), float(np.finfo(np.float32).tiny))
+        for name, part in slots.parts.items():
+            apart = float(np.linalg.norm(gradient[part] - expected[part]))
+            deviation = apart / max(float(np.linalg.norm(expected[part])), floor)
+            if not deviation <= most:
+                worst, most = name, deviation
+        if np.isnan(most):
+            break
+    return worst, most
+
+
+def _base_dtype(generator: Generator) -> torch.dtype:
+    return generator.model.get_input_embeddings().weight.dtype
+
+
+# Adapted layers
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A LoRA layer around a frozen linear one.
+
+    Attributes
+    ----------
+    transposed
+        Whether ``weight`` is of shape ``(in, out)``, as in transformers' Conv1D, and not ``(out, in)``.
+    """
+
+    name: str
+    module: Any
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    a: torch.nn.Parameter
+    b: torch.nn.Parameter
+    scaling: float
+    transposed: bool
+
+    @property
+    def merges(self) -> bool:
+        return self.weight.dtype in _MERGED_DTYPES
+
+    def matrix(self) -> torch.Tensor:
+        """What a row of inputs is multiplied by, of shape ``(in, out)``; with the adapter if the layer merges.
+
+        Computed anew in the backward pass: it costs a hundredth of a product, and keeping it would cost a copy of the
+        model.
+        """
+        if not self.merges:
+            return self.weight if self.transposed else self.weight.t()
+        a, b = self.a.detach().to(self.weight.dtype), self.b.detach().to(self.weight.dtype)
+        if self.transposed:
+            return torch.addmm(self.weight, a.t(), b.t(), alpha=self.scaling)
+        return torch.addmm(self.weight, b, a, alpha=self.scaling).t()
+
+
+def _adapted_layers(model: Any) -> list[_Layer]:
+    return [_layer(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
+
+
+def _layer(name: str, module: Any) -> _Layer:
+    """Everything that a layer's forward depends on, or a refusal: what isn't read here would be left out silently."""
+    base = module.base_layer
+    if type(module) is not LoraLinear or type(base) not in (torch.nn.Linear, Conv1D):
+        raise ModelError(
+            f"training: layer {name!r} is a {type(module).__name__} around a {type(base).__name__}; fused gradients "
+            "know LoRA around Linear and Conv1D; choose other target_modules"
+        )
+    adapters = [adapter for adapter in module.active_adapters if adapter in module.lora_A]
+    if len(adapters) != 1 or module.disable_adapters or module.merged:
+        raise ModelError(f"training: layer {name!r} needs exactly one active, unmerged adapter; it has {adapters!r}")
+    (adapter,) = adapters
+    if adapter in module.lora_variant or module.lora_B[adapter].bias is not None:
+        raise ModelError(f"training: layer {name!r} has a LoRA variant or an adapter with bias; plain LoRA is accepted")
+    return _Layer(
+        name=name,
+        module=module,
+        weight=base.weight,
+        bias=base.bias,
+        a=module.lora_A[adapter].weight,
+        b=module.lora_B[adapter].weight,
+        scaling=float(module.scaling[adapter]),
+        transposed=isinstance(base, Conv1D),
+    )
+
+
+def _check_trained(trained: Mapping[str, torch.nn.Parameter], layers: Sequence[_Layer]) -> None:
+    known = {id(parameter) for layer in layers for parameter in (layer.a, layer.b)}
+    for name, parameter in trained.items():
+        if id(parameter) not in known:
+            where = " (one of modules_to_save)" if "modules_to_save" in name else ""
+            raise ModelError(
+                f"training: {name!r}{where} is trained but is no A or B of a LoRA layer; its gradient for a single "
+                "document isn't known, so this site refuses to train"
+            )
+
+
+def _check_dropout(model: Any) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise ModelError(
+                f"training: {name!r} is a dropout of {module.p}; 0 is accepted, as dropout makes a document's gradient "
+                "random"
+            )
+
+
+# One call
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """Where a parameter's gradient lies in the whole one."""
+
+    parts: Mapping[str, slice]
+    by_parameter: Mapping[int, slice]
+    dimension: int
+
+    @classmethod
+    def of(cls, trained: Mapping[str, torch.nn.Parameter]) -> _Slots:
+        ends = np.cumsum([0, *(p.numel() for p in trained.values())]).tolist()
+        parts = {name: slice(*ends[i : i + 2]) for i, name in enumerate(trained)}
+        return cls(parts, {id(trained[name]): part for name, part in parts.items()}, ends[-1])
+
+
+@dataclass(repr=False)
+class _Samples:
+    """Gradients of one batch as they grow during its backward pass. Private.
+
+    Attributes
+    ----------
+    rows
+        float32 of shape ``(documents, dimension)``: documents that no layer reaches stay zero.
+    """
+
+    slots: _Slots
+    documents: int
+    tokens: int
+    rows: NDArray[np.float32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # numpy asks for zero pages, which take up memory when they are written: in the backward pass, while
+        # activations go.
+        self.rows = np.zeros((self.documents, self.slots.dimension), dtype=np.float32)
+
+    def by_document(self, rows: torch.Tensor, layer: _Layer) -> torch.Tensor:
+        """View a layer's input or output as ``(documents, tokens, features)``.
+
+        Raises
+        ------
+        ModelError
+            If it can't be told which row is whose.
+        """
+        if rows.dim() == 3 and rows.shape[0] == self.documents:
+            return rows
+        if rows.dim() == 2 and rows.shape[0] in (self.documents, self.documents * self.tokens):
+            return rows.reshape(self.documents, -1, rows.shape[-1])
+        raise ModelError(
+            f"training: layer {layer.name!r} has an input of shape {tuple(rows.shape)} in a batch of {self.documents} "
+            f"documents of {self.tokens} tokens; (documents, tokens, features) is accepted, flattened or not"
+        )
+
+    def add(self, parameter: torch.nn.Parameter, left: torch.Tensor, right: torch.Tensor, scaling: float) -> None:
+        """Add ``scaling * left[i]' right[i]`` to document i's gradient of ``parameter``."""
+        part = self.slots.by_parameter[id(parameter)]
+        target = torch.from_numpy(self.rows[:, part]).view(self.documents, *parameter.shape)
+        if left.dtype == target.dtype:
+            target.baddbmm_(left.transpose(1, 2), right, alpha=scaling)
+        else:
+            target.add_(torch.bmm(left.transpose(1, 2), right), alpha=scaling)
+
+
+def _fused_forward(layer: _Layer, samples: _Samples, x: torch.Tensor) -> torch.Tensor:
+    # Refused before anything is computed with it.
+    samples.by_document(x, layer)
+    # A and B are handed over so that autograd comes back to a layer whose input has no gradient.
+    return _FusedLora.apply(x, layer.a, layer.b, layer, samples)
+
+
+class _FusedLora(torch.autograd.Function):  # type: ignore[misc]
+    """``y = W x + s B A x`` whose backward puts documents' gradients of A and B aside and gives autograd none."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, layer: _Layer, samples: _Samples
+    ) -> torch.Tensor:
+        rows, matrix = x.reshape(-1, x.shape[-1]), layer.matrix()
+        y = rows @ matrix if layer.bias is None else torch.addmm(layer.bias, rows, matrix)
+        inner = None
+        if not layer.merges:
+            inner = rows @ a.to(x.dtype).t()
+            y.addmm_(inner, (layer.scaling * b).to(x.dtype).t())
+        ctx.save_for_backward(x if a.requires_grad or b.requires_grad else None, inner)
+        ctx.layer, ctx.samples = layer, samples
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, None, None, None, None]:
+        x, inner = ctx.saved_tensors
+        layer, samples = ctx.layer, ctx.samples
+        needs_x, needs_a, needs_b, *_ = ctx.needs_input_grad
+        rows = g.reshape(-1, g.shape[-1])
+        outer: Any = None
+        if needs_a or (needs_x and not layer.merges):
+            outer = rows @ layer.b.detach().to(g.dtype)
+        if needs_b:
+            if inner is None:
+                inner = x.reshape(-1, x.shape[-1]) @ layer.a.detach().to(x.dtype).t()
+            by_document = samples.by_document(g, layer)
+            samples.add(layer.b, by_document, inner.view(*by_document.shape[:2], -1), layer.scaling)
+        if needs_a:
+            by_document = samples.by_document(x, layer)
+            samples.add(layer.a, outer.view(*by_document.shape[:2], -1), by_document, layer.scaling)
+        if not needs_x:
+            return None, None, None, None, None
+        to_x = rows @ layer.matrix().t()
+        if not layer.merges:
+            to_x.addmm_(outer, layer.a.detach().to(g.dtype), alpha=layer.scaling)
+        return to_x.view(*g.shape[:-1], -1), None, None, None, None
+
+
+# The loss
+
+
+def _lean(losses: Losses, model: Any) -> Losses:
+    """`document_losses` without all logits at once, if that is what is asked for and the model allows it."""
+    if losses is not document_losses:
+        return losses
+    head = model.get_base_model().get_output_embeddings()
+    if type(head) is not torch.nn.Linear or head.weight.requires_grad or not _ends_in(model, head):
+        return losses
+    return partial(_lean_losses, head)
+
+
+def _ends_in(model: Any, head: Any) -> bool:
+    """Whether the model's logits are its head's output to the last bit: some models scale or cap them afterwards."""
+    ids = torch.arange(4)[None] % model.get_input_embeddings().num_embeddings
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits
+        with _replaced(head, forward=_unchanged):
+            hidden = model(input_ids=ids, use_cache=False).logits
+        if hidden.dtype != head.weight.dtype or hidden.shape[-1] != head.in_features:
+            return False
+        return bool(torch.equal(head(hidden), logits))
+
+
+def _lean_losses(head: Any, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    with _replaced(head, forward=_unchanged):
+        hidden = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits
+    return _HeadLosses.apply(hidden, head.weight, head.bias, batch.labels)
+
+
+class _HeadLosses(torch.autograd.Function):  # type: ignore[misc]
+    """Documents' mean cross entropy of a frozen head's output, a few tokens at a time.
+
+    As the head is frozen and a token's loss doesn't depend on others, the gradient of the hidden states can be taken
+    at once, while a token's logits are there.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
+    ) -> torch.Tensor:
+        document, position = torch.nonzero(labels[:, 1:] >= 0, as_tuple=True)
+        target = labels[document, position + 1]
+        counts = torch.bincount(document, minlength=labels.shape[0]).clamp(min=1)
+        shares = (1 / counts.float())[document]
+        losses = torch.zeros(labels.shape[0])
+        to_hidden = torch.zeros_like(hidden)
+        for start in range(0, target.numel(), _HEAD_TOKENS):
+            chunk = slice(start, start + _HEAD_TOKENS)
+            where, picked, share = (document[chunk], position[chunk]), target[chunk, None], shares[chunk]
+            logits = torch.nn.functional.linear(hidden[where], weight, bias).float()
+            log_p = torch.log_softmax(logits, dim=1)
+            losses.index_add_(0, where[0], -log_p.gather(1, picked)[:, 0] * share)
+            to_logits = log_p.exp_().scatter_add_(1, picked, torch.full_like(log_p[:, :1], -1)).mul_(share[:, None])
+            to_hidden[where] = to_logits.to(weight.dtype) @ weight
+        ctx.save_for_backward(to_hidden)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (to_hidden,) = ctx.saved_tensors
+        return to_hidden * g[:, None, None].to(to_hidden.dtype), None, None, None
+
+
+def _unchanged(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+# The model's own switches
+
+
+def _checkpointed_modules(model: Any) -> list[Any]:
+    modules = [m for m in model.get_base_model().modules() if hasattr(m, "gradient_checkpointing")]
+    if not modules:
+        raise ModelError("training: the model has no layers that can be checkpointed; train without checkpointing")
+    return modules
+
+
+@contextmanager
+def _replaced(owner: Any, **attributes: object) -> Iterator[None]:
+    """Attributes of an instance for a while; afterwards it has those it had, not even the class's own ones more."""
+    before = {name: vars(owner).get(name, _MISSING) for name in attributes}
+    vars(owner).update(attributes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is _MISSING:
+                del vars(owner)[name]
+            else:
+                vars(owner)[name] = value
