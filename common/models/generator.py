@@ -127,9 +127,10 @@ def document_losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """
     logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits[:, :-1].float()
     targets = batch.labels[:, 1:]
+    # One row a token: along a strided vocabulary, torch adds up 50,000 terms one by one and loses three digits.
     token_losses = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), targets, ignore_index=_IGNORED_LABEL, reduction="none"
-    )
+        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=_IGNORED_LABEL, reduction="none"
+    ).view_as(targets)
     tokens = (targets != _IGNORED_LABEL).sum(dim=1).clamp(min=1)
     return token_losses.sum(dim=1) / tokens
 
