@@ -242,7 +242,8 @@ STEPS = [
     ("weak", client_weak.client_app, "noisy_ballot"),
     ("strong", client_strong.client_app, "noisy_profile"),
     ("strong", client_strong.client_app, "train_round"),
-    ("strong", client_strong.client_app, "_generator"),
+    ("strong", client_strong.client_app, "_ready"),
+    ("strong", client_strong.client_app, "check_gradients"),
     *((tier, Documents, "load") for tier in ("weak", "strong")),
     *((tier, common.site.door, "check_request") for tier in ("weak", "strong")),
     *((tier, Ledger, step) for tier in ("weak", "strong") for step in ("stored", "reserve", "store", "head")),
@@ -263,6 +264,8 @@ def test_an_exception_that_quotes_a_note_shows_nothing_anywhere(
     hospital = Hospital(tmp_path, tier, tiny_model)
     question = dict(TIERS)[tier]
     hospital.ask(CENSUS)
+    # The model and its self-test are kept for a process's life.
+    client_strong.client_app._ready.cache_clear()
     monkeypatch.setattr(owner, step, _raising)
     reply = hospital.ask(question)
     assert (reply.error.code, reply.error.reason) == (1001, "INTERNAL")
