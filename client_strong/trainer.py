@@ -168,6 +168,8 @@ def noisy_gradient(
         physical = Batch([documents.prompts[i] for i in chunk], [documents.texts[i] for i in chunk])
         for gradient in gradients(physical):
             total.add(gradient)
+            # A view of the whole chunk's gradients: kept, it would hold them through the next chunk and the noise.
+            del gradient
     return total.release(normaliser=study.training.batch_size)
 
 

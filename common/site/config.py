@@ -120,7 +120,7 @@ class Site(Section):
     checkpointing: bool = Field(
         default=False,
         description="Whether a strong site computes activations twice instead of keeping them: a third more time, a "
-        "fraction of the memory. For 'fused' gradients.",
+        "fraction of the memory, if MALLOC_MMAP_THRESHOLD_=1048576 is in the environment. For 'fused' gradients.",
     )
 
     @model_validator(mode="after")
