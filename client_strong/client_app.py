@@ -18,7 +18,7 @@ from common.models.generator import Generator
 from common.privacy.accounting import PrivacyPlan, StrongPlan
 from common.privacy.values import Noised
 from common.protocol import TrainRequest
-from common.site.config import Site
+from common.site.config import Machine, Site
 from common.site.documents import Documents
 from common.site.door import PROFILE, Compute, Door
 from common.site.locate import load_site
@@ -44,7 +44,7 @@ def train(message: Message, context: Context) -> Message:
 def prepared(site: Site, request: TrainRequest) -> Compute:
     """Read documents and model; what comes back computes ``adapter/NAME`` arrays and, if it is asked, the profile."""
     study = request.study
-    generator, gradients = _ready(study.generator, tuple(site.models.items()), site.gradients, site.checkpointing)
+    generator, gradients = _ready(study.generator, tuple(site.models.items()), site.machine)
     if request.frozen_sha256 != generator.frozen_sha256():
         raise AdapterMismatchError(f"site {site.name!r}: the frozen part of the adapter isn't the study's")
     generator.load_adapter(request.adapter)
@@ -62,6 +62,7 @@ def prepared(site: Site, request: TrainRequest) -> Compute:
             plan,
             request.adapter,
             gradients,
+            site.machine,
             on_step=lambda step: log.info("round %d: step %d of %d", request.round, step, study.training.steps),
         )
         return profile | {f"adapter/{name}": value for name, value in trained.items()}
@@ -71,13 +72,13 @@ def prepared(site: Site, request: TrainRequest) -> Compute:
 
 @lru_cache(maxsize=1)
 def _ready(
-    options: studies.Generator, local: tuple[tuple[str, Path], ...], gradients: str, checkpointing: bool
+    options: studies.Generator, local: tuple[tuple[str, Path], ...], machine: Machine
 ) -> tuple[Generator, PerSampleGradients]:
     """The model, and gradients that passed their self-test on it.
 
     In simulation one process serves many rounds and sites; in deployment every message starts a new process.
     """
     generator = Generator(options, dict(local))
-    computed = GRADIENTS[gradients](generator, checkpointing=checkpointing)
+    computed = GRADIENTS[machine.gradients](generator, checkpointing=machine.checkpointing)
     check_gradients(generator, computed)
     return generator, computed

@@ -24,10 +24,14 @@ from common.privacy.bounding import sample_documents
 from common.privacy.noise import Csprng, LatticeGaussian
 from common.privacy.values import Noised, post_process
 from common.protocol import Adapter
+from common.site.config import Machine
 from common.site.documents import Documents
 from common.study import Study
 
 log = logging.getLogger("fedcorpus.strong")
+
+_CHUNK_TOKENS = 64
+"""What a pass through the model costs however little goes through it, in tokens: layers are called and merged."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,6 +106,7 @@ def train_round(
     plan: StrongPlan,
     adapter: Adapter,
     gradients: PerSampleGradients,
+    machine: Machine = Machine(),
     on_step: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Noised]:
     """Run one round's E DP-SGD steps from ``adapter`` and return the noised adapter.
@@ -118,6 +123,8 @@ def train_round(
         The server's averaged adapter; public.
     gradients
         Of this generator.
+    machine
+        How much fits through the model at once.
     on_step
         Called after each step with its number, for local progress.
 
@@ -135,7 +142,7 @@ def train_round(
         batch = sample_documents(
             documents.order, documents.offsets, sample_rate=plan.training.sample_rate, randomness=randomness
         )
-        optimizer.step(noisy_gradient(gradients, documents, batch, study, plan, randomness))
+        optimizer.step(noisy_gradient(gradients, documents, batch, study, plan, randomness, machine))
         on_step(step)
     trained = optimizer.adapter()
     if all(np.array_equal(value.array, adapter[name]) for name, value in trained.items()):
@@ -150,6 +157,7 @@ def noisy_gradient(
     study: Study,
     plan: StrongPlan,
     randomness: Csprng,
+    machine: Machine = Machine(),
 ) -> Noised:
     """One step's release: the clipped sum over ``batch`` plus noise, over the public expected batch size.
 
@@ -164,7 +172,7 @@ def noisy_gradient(
         noise_multiplier=plan.training.noise_multiplier,
         randomness=randomness,
     )
-    for chunk in _chunks(batch, documents, study.training.physical_batch):
+    for chunk in _chunks(batch, documents, machine):
         physical = Batch([documents.prompts[i] for i in chunk], [documents.texts[i] for i in chunk])
         for gradient in gradients(physical):
             total.add(gradient)
@@ -173,9 +181,37 @@ def noisy_gradient(
     return total.release(normaliser=study.training.batch_size)
 
 
-def _chunks(batch: NDArray[np.int64], documents: TrainingDocuments, size: int) -> Iterator[list[int]]:
+def _chunks(batch: NDArray[np.int64], documents: TrainingDocuments, machine: Machine) -> Iterator[list[int]]:
     """Physical batches of documents of like length; documents without a token contribute nothing and are left out."""
     lengths = {int(i): len(documents.prompts[i]) + len(documents.texts[i]) for i in batch if documents.texts[i]}
     by_length = sorted(lengths, key=lambda i: lengths[i])
-    for start in range(0, len(by_length), size):
-        yield by_length[start : start + size]
+    for chunk in physical_chunks([lengths[i] for i in by_length], machine):
+        yield by_length[chunk]
+
+
+def physical_chunks(lengths: Sequence[int], machine: Machine) -> list[slice]:
+    """Cut documents, sorted by length, so that the fewest tokens pass through the model, padding included.
+
+    A chunk holds at most ``physical_documents`` and, padded, at most ``physical_tokens``; a longer document goes alone.
+    So a long document delays the others by its own tokens, and a batch that Poisson sampling made large takes more
+    chunks, not more memory.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of each document, ascending. Private.
+    """
+    best, start_of = [0.0], [0]
+    for end in range(1, len(lengths) + 1):
+        longest, costs = lengths[end - 1], {}
+        for start in range(end - 1, max(end - machine.physical_documents, 0) - 1, -1):
+            if start < end - 1 and (end - start) * longest > machine.physical_tokens:
+                break
+            costs[start] = best[start] + _CHUNK_TOKENS + (end - start) * longest
+        start_of.append(min(costs, key=lambda start: costs[start]))
+        best.append(costs[start_of[-1]])
+    chunks, end = list[slice](), len(lengths)
+    while end:
+        chunks.append(slice(start_of[end], end))
+        end = start_of[end]
+    return chunks[::-1]

@@ -96,18 +96,27 @@ class Generator(Section):
     """The public language model and the adapter that is trained on top of it."""
 
     base: str = Field(
-        description="The causal language model: a folder in Hugging Face format, a hub id, or 'package:NAME' for a "
-        "model that was installed as a Python package."
+        description="The language model, causal or encoder-decoder: a folder in Hugging Face format (safetensors) or "
+        "with a GGUF file, a hub id, or 'package:NAME' for a model that was installed as a Python package."
+    )
+    sha256: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="Digest of the model's files, as 'fedcorpus manifest BASE' prints it; a model with another one is "
+        "refused, at the sites and at the coordinator. Unset means that any model of that name is taken.",
     )
     rank: int = Field(default=8, ge=1, description="LoRA rank r.")
     alpha: float = Field(default=16.0, gt=0, description="LoRA scale alpha; the update is alpha / r * B A.")
-    target_modules: tuple[str, ...] | Literal["all-linear"] = Field(
-        default="all-linear", description="Names of the linear layers that get an adapter, or 'all-linear'."
+    target_modules: tuple[str, ...] | Literal["all-linear", "attention"] = Field(
+        default="all-linear",
+        description="Linear layers that get an adapter: 'all-linear' (all but the output head), 'attention' (those "
+        "that are usual for the model's family), or names.",
     )
-    freeze_a: bool = Field(
-        default=True,
-        description="FFA-LoRA: A stays at its public initial value and only B is trained and sent; then the mean of "
-        "the sites' adapters is exact and traffic is halved.",
+    lora: Literal["ffa", "plain", "alternating"] = Field(
+        default="ffa",
+        description="Which factors of the adapter B A are trained. ffa (FFA-LoRA): only B, and A stays at its public "
+        "initial value; the mean of the sites' adapters is exact and traffic is least. alternating (RoLoRA): B in odd "
+        "rounds and A in even ones; exact too. plain: both at once; the mean of products isn't the product of means.",
     )
     init_seed: int = Field(default=0, ge=0, description="Public seed of the adapter's initial A. Not used for noise.")
     max_tokens: int = Field(
@@ -116,9 +125,25 @@ class Generator(Section):
         le=8192,
         description="Prompt and text together are cut to this many tokens in training.",
     )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Number format of the frozen base model; adapters are always float32."
+    dtype: Literal["float32", "bfloat16", "auto"] = Field(
+        default="float32",
+        description="Number format of the frozen base model; adapters are always float32. auto: each machine takes "
+        "bfloat16 if it multiplies matrices faster in it, which it measures.",
     )
+
+
+class ServerUpdate(Section):
+    """The server's optimiser; the change that a round makes is its gradient (Reddi et al. 2021)."""
+
+    optimizer: Literal["fedavg", "fedavgm", "fedadam"] = Field(
+        default="fedavg",
+        description="fedavg: the combined adapter is the next one. fedavgm: with momentum. fedadam: Adam.",
+    )
+    learning_rate: float = Field(default=1.0, gt=0, description="Of fedavgm and fedadam (there: eta, about 1e-3).")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="Of fedavgm.")
+    beta_1: float = Field(default=0.9, ge=0, lt=1, description="Of fedadam: decay of the first moment.")
+    beta_2: float = Field(default=0.99, ge=0, lt=1, description="Of fedadam: decay of the second moment.")
+    tau: float = Field(default=1e-3, gt=0, description="Of fedadam: added to the root of the second moment.")
 
 
 class Training(Section):
@@ -132,12 +157,31 @@ class Training(Section):
         description="B: expected units in a Poisson batch; the sample rate is B / size class.",
     )
     learning_rate: float = Field(default=1e-3, gt=0, description="Learning rate of the local optimiser.")
-    optimizer: Literal["adam", "sgd"] = Field(default="adam", description="Local optimiser; fresh in every round.")
-    physical_batch: int = Field(default=16, ge=1, description="Documents that pass through the model at once.")
+    optimizer: Literal["adam", "sgd"] = Field(default="adam", description="Local optimiser.")
+    keep_optimizer: bool = Field(
+        default=True,
+        description="Whether a site's local optimiser goes on in the next round with the moments it had; else it is "
+        "fresh in every round.",
+    )
     weights: Literal["equal", "noisy-profile"] = Field(
         default="equal",
         description="FedAvg weights: equal, or proportional to the totals of the noisy profiles. Both are public.",
     )
+    aggregation: Literal["mean", "trimmed-mean"] = Field(
+        default="mean",
+        description="How adapters are combined. trimmed-mean: per weight, without the largest and smallest values; a "
+        "few hostile or broken sites can't pull it away. Sites count equally then.",
+    )
+    trim: float = Field(
+        default=0.2, ge=0, lt=0.5, description="Share of the sites that trimmed-mean leaves out at either end."
+    )
+    server: ServerUpdate = Field(default=ServerUpdate(), description="What the server does with the combined adapter.")
+
+    @model_validator(mode="after")
+    def _trimmed_sites_count_equally(self) -> Training:
+        if self.aggregation == "trimmed-mean" and self.weights != "equal":
+            raise ValueError(f"weights is {self.weights!r}, but trimmed-mean counts sites equally; use 'equal'")
+        return self
 
 
 class Pool(Section):

@@ -139,8 +139,6 @@ max_delta = 1e-3
 
 
 def _study_toml(rows: _Rows, size_class: int, hospitals: int) -> str:
-    from common.models.generator import fast_bfloat16
-
     attributes = "\n".join(
         f"[[codes.attributes]]\nname = {json.dumps(a.name)}\n"
         f"values = {json.dumps(list(a.values), ensure_ascii=False)}\n"
@@ -167,13 +165,12 @@ rank = 4
 alpha = 8.0
 target_modules = ["q_proj", "v_proj"]
 max_tokens = 64
-dtype = "{"bfloat16" if fast_bfloat16() else "float32"}"
+dtype = "auto"
 
 [training]
 rounds = 3
 steps = 3
 batch_size = {min(24, size_class)}
-physical_batch = 8
 learning_rate = 2e-3
 
 [pool]

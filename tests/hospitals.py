@@ -26,7 +26,7 @@ def small_study(base: Path, **changes: Mapping[str, Any]) -> dict[str, Any]:
         },
         "privacy": {"epsilon": 8.0, "delta": 1e-4},
         "generator": {"base": str(base), "rank": 2, "max_tokens": 48},
-        "training": {"rounds": 2, "steps": 2, "batch_size": 8, "physical_batch": 4},
+        "training": {"rounds": 2, "steps": 2, "batch_size": 8},
         "pool": {"size": 24, "max_new_tokens": 8, "batch_size": 8},
         "corpus": {"size": 20},
         "federation": {

@@ -1,7 +1,7 @@
 """The generator: a public causal language model with a LoRA adapter. The only module of `common` that knows torch.
 
-Strong sites train the adapter, the coordinator averages adapters and samples from the model. With ``freeze_a`` (FFA-
-LoRA) every side derives the same A from the study's public seed, and only B travels.
+Strong sites train the adapter, the coordinator averages adapters and samples from the model. With FFA-LoRA
+every side derives the same A from the study's public seed, and only B travels.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _attach(base: Any, options: studies.Generator) -> Any:
     for name, parameter in model.named_parameters():
         if "lora_A" in name:
             parameter.data.copy_(_initial_a(options.init_seed, name, parameter))
-            parameter.requires_grad_(not options.freeze_a)
+            parameter.requires_grad_(options.lora != "ffa")
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             # Dropout would draw from a seeded generator and make a document's gradient random.

@@ -87,6 +87,38 @@ class Policy(Section):
     )
 
 
+class Machine(Section):
+    """How a strong site's machine trains: what fits into it. No result depends on it but for rounding."""
+
+    gradients: Literal["fused", "opacus"] = Field(
+        default="fused",
+        description="How gradients of single documents are computed. fused: with the forward and backward pass of the "
+        "adapted layers. opacus: by Opacus' hooks, slower and larger; the reference.",
+    )
+    checkpointing: bool = Field(
+        default=False,
+        description="Whether to compute activations twice instead of keeping them: a third more time, a fraction of "
+        "the memory. For 'fused' gradients.",
+    )
+    physical_documents: int = Field(
+        default=16, ge=1, description="Most documents that pass through the model at once; each holds its gradient."
+    )
+    physical_tokens: int = Field(
+        default=2048,
+        ge=1,
+        description="Most tokens, with padding, that pass through the model at once; a longer document goes alone.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where the model runs; 'auto' is a GPU if there is one."
+    )
+
+    @model_validator(mode="after")
+    def _checkpointing_is_fused(self) -> Machine:
+        if self.checkpointing and self.gradients != "fused":
+            raise ValueError(f"checkpointing is on and gradients is {self.gradients!r}; it needs 'fused'")
+        return self
+
+
 class Site(Section):
     """A hospital (``site.toml``)."""
 
@@ -111,23 +143,7 @@ class Site(Section):
         default_factory=dict,
         description="Where models of a study lie on this machine: name in the study -> local folder.",
     )
-
-    gradients: Literal["fused", "opacus"] = Field(
-        default="fused",
-        description="How a strong site computes gradients of single documents. fused: with the forward and backward "
-        "pass of the adapted layers. opacus: by Opacus' hooks, slower and larger; the reference.",
-    )
-    checkpointing: bool = Field(
-        default=False,
-        description="Whether a strong site computes activations twice instead of keeping them: a third more time, a "
-        "fraction of the memory, if MALLOC_MMAP_THRESHOLD_=1048576 is in the environment. For 'fused' gradients.",
-    )
-
-    @model_validator(mode="after")
-    def _checkpointing_is_fused(self) -> Site:
-        if self.checkpointing and self.gradients != "fused":
-            raise ValueError(f"checkpointing is on and gradients is {self.gradients!r}; it needs 'fused'")
-        return self
+    machine: Machine = Field(default=Machine(), description="How a strong site's machine trains.")
 
     @model_validator(mode="after")
     def _paths_are_absolute(self) -> Site:

@@ -91,7 +91,7 @@ def _study(base: str, sample_rate: float, steps: int, **privacy: float) -> Study
         Path(base),
         privacy={"epsilon": EPSILON, "delta": DELTA, "max_grad_norm": CLIP, **privacy},
         training={
-            "rounds": 1, "steps": steps, "batch_size": round(sample_rate * size_class), "physical_batch": 50,
+            "rounds": 1, "steps": steps, "batch_size": round(sample_rate * size_class),
             "optimizer": "sgd", "learning_rate": LEARNING_RATE,
         },
         generator={"rank": 32, "max_tokens": 48, "target_modules": LAYERS},
@@ -141,7 +141,7 @@ def _canaries(generator: Generator, study: Study, count: int) -> Documents:
 def _gradients(generator: Generator, documents: Documents, study: Study) -> NDArray[np.float64]:
     encoded = TrainingDocuments.encode(documents, generator, study)
     gradients = FusedGradients(generator)
-    size = study.training.physical_batch
+    size = 50
     starts = range(0, len(documents), size)
     return np.array(
         [g for s in starts for g in gradients(Batch(encoded.prompts[s : s + size], encoded.texts[s : s + size]))]

@@ -128,9 +128,9 @@ class Methods:
         torch.set_num_threads(1)
         changes: dict[str, dict[str, Any]] = {
             "generator": {
-                "rank": RANK, "alpha": 2.0 * RANK, "freeze_a": False, "max_tokens": TOKENS, "dtype": setting.dtype,
+                "rank": RANK, "alpha": 2.0 * RANK, "lora": "plain", "max_tokens": TOKENS, "dtype": setting.dtype,
             },
-            "training": {"batch_size": DOCUMENTS, "physical_batch": DOCUMENTS},
+            "training": {"batch_size": DOCUMENTS},
             "privacy": {"max_grad_norm": 1.0},
         }  # fmt: skip
         self.study = Study.model_validate(small_study(base, **changes))

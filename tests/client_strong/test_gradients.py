@@ -40,7 +40,7 @@ def make(request: pytest.FixtureRequest, tiny_model: Path, tiny_gpt2: Path) -> M
 
 @pytest.fixture
 def llama(tiny_model: Path) -> Generator:
-    return _generator(tiny_model, freeze_a=False)
+    return _generator(tiny_model, lora="plain")
 
 
 def _generator(base: Path, **options: Any) -> Generator:
@@ -85,9 +85,9 @@ def _apart(one: Any, other: Any) -> float:
 
 
 @pytest.mark.parametrize("rank", [1, 8])
-@pytest.mark.parametrize("freeze_a", [True, False])
-def test_fused_opacus_and_one_document_at_a_time_are_equal(make: Make, freeze_a: bool, rank: int) -> None:
-    generator = make(freeze_a=freeze_a, rank=rank)
+@pytest.mark.parametrize("lora", ["ffa", "plain"])
+def test_fused_opacus_and_one_document_at_a_time_are_equal(make: Make, lora: str, rank: int) -> None:
+    generator = make(lora=lora, rank=rank)
     fused, expected = list(FusedGradients(generator)(_batch())), _alone(generator)
     assert all(gradient.shape == (FusedGradients(generator).dimension,) for gradient in fused)
     assert _apart(fused, expected) < 1e-5
@@ -96,7 +96,7 @@ def test_fused_opacus_and_one_document_at_a_time_are_equal(make: Make, freeze_a:
 
 
 def test_each_parameter_is_equal_also_where_it_is_a_small_part(make: Make) -> None:
-    generator = make(freeze_a=False, rank=4)
+    generator = make(lora="plain", rank=4)
     for gradient, expected in zip(FusedGradients(generator)(_batch()), _alone(generator), strict=True):
         start = 0
         for name, parameter in generator.trained.items():
@@ -104,9 +104,9 @@ def test_each_parameter_is_equal_also_where_it_is_a_small_part(make: Make) -> No
             assert np.linalg.norm(gradient[part] - expected[part]) < 1e-4 * np.linalg.norm(expected[part]), name
 
 
-@pytest.mark.parametrize("freeze_a", [True, False])
-def test_bfloat16_is_equal_up_to_its_rounding(make: Make, freeze_a: bool) -> None:
-    generator = make(freeze_a=freeze_a, rank=8, dtype="bfloat16")
+@pytest.mark.parametrize("lora", ["ffa", "plain"])
+def test_bfloat16_is_equal_up_to_its_rounding(make: Make, lora: str) -> None:
+    generator = make(lora=lora, rank=8, dtype="bfloat16")
     gradients = list(FusedGradients(generator)(_batch()))
     assert all(gradient.dtype == np.float32 for gradient in gradients)
     assert _apart(gradients, _alone(generator)) < 0.03
@@ -133,7 +133,7 @@ def test_an_adapter_far_below_a_bfloat16_weight_is_still_seen(tiny_model: Path) 
 
 @pytest.mark.parametrize("alpha", [1.0, 32.0])
 def test_the_scaling_is_in_the_gradient(make: Make, alpha: float) -> None:
-    generator = make(freeze_a=False, rank=2, alpha=alpha)
+    generator = make(lora="plain", rank=2, alpha=alpha)
     assert _apart(FusedGradients(generator)(_batch()), _alone(generator)) < 1e-5
 
 
@@ -330,7 +330,7 @@ def _check_nothing_is_left(generator: Generator) -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_nothing_is_left_on_the_model(make: Make, checkpointing: bool) -> None:
-    generator = make(freeze_a=False)
+    generator = make(lora="plain")
     generator.model.eval()
     before, adapter = _state(generator.model), generator.adapter()
     gradients = FusedGradients(generator, checkpointing=checkpointing)
@@ -389,7 +389,7 @@ def test_nothing_is_left_after_an_exception(llama: Generator, name: str, where: 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rank", [1, 8])
 def test_the_self_test_accepts_what_is_right(make: Make, name: str, dtype: str, rank: int) -> None:
-    generator = make(freeze_a=False, dtype=dtype, rank=rank)
+    generator = make(lora="plain", dtype=dtype, rank=rank)
     check_gradients(generator, GRADIENTS[name](generator))
     check_gradients(generator, GRADIENTS[name](generator), TEXTS)
 
@@ -422,7 +422,7 @@ class _Wrong(PerSampleGradients):
 def test_the_self_test_refuses_what_is_wrong(
     tiny_model: Path, spoil: Callable[[np.ndarray], np.ndarray], dtype: str
 ) -> None:
-    generator = _generator(tiny_model, dtype=dtype, freeze_a=False)
+    generator = _generator(tiny_model, dtype=dtype, lora="plain")
     with pytest.raises(ModelError, match="refuses to train"):
         check_gradients(generator, _Wrong(generator, spoil))
 
@@ -432,7 +432,7 @@ def test_the_self_test_sees_one_wrong_parameter_of_a_fresh_adapter(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, letter: str
 ) -> None:
     """B is zero at first, and with it every gradient of A: the test has to look elsewhere."""
-    generator = Generator(Study.model_validate(small_study(tiny_model, generator={"freeze_a": False})).generator)
+    generator = Generator(Study.model_validate(small_study(tiny_model, generator={"lora": "plain"})).generator)
     add = module._Samples.add
     name = f"base_model.model.model.layers.0.self_attn.k_proj.lora_{letter}.default.weight"
     wrong = generator.trained[name]

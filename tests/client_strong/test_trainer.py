@@ -16,6 +16,7 @@ from common.errors import AdapterMismatchError
 from common.models.generator import Batch, Generator, document_losses
 from common.privacy.accounting import DiscreteGaussian, StrongPlan, SubsampledGaussian
 from common.privacy.noise import Csprng
+from common.site.config import Machine
 from common.study import Study
 from tests.hospitals import small_study
 
@@ -109,12 +110,11 @@ def test_any_document_moves_the_clipped_sum_by_at_most_c(
     generator: Generator, texts: list[str], extra: str, clip: float, chunk: int
 ) -> None:
     """Brute force over neighbours, through the real step with the noise off; the last bits of a gradient may differ."""
-    raw = small_study(Path("."), privacy={"max_grad_norm": clip})
-    study = Study.model_validate({**raw, "training": {**raw["training"], "physical_batch": chunk}})
+    study, machine = _study(Path("."), max_grad_norm=clip), Machine(physical_documents=chunk)
     documents, gradients = _documents(generator, [*texts, extra]), FusedGradients(generator)
 
     def step(batch: np.ndarray) -> np.ndarray:
-        released = noisy_gradient(gradients, documents, batch, study, _plan(1.0), _Silent())
+        released = noisy_gradient(gradients, documents, batch, study, _plan(1.0), _Silent(), machine)
         return released.array * study.training.batch_size
 
     everyone = np.arange(len(texts) + 1)
@@ -142,17 +142,17 @@ def test_a_step_adds_or_removes_one_document_by_at_most_c_over_b(tiny_model: Pat
 
 
 def test_chunks_do_not_change_the_sum_and_noise_is_drawn_once(tiny_model: Path) -> None:
-    raw = small_study(tiny_model, privacy={"max_grad_norm": CLIP})
-    studies = [Study.model_validate({**raw, "training": {**raw["training"], "physical_batch": n}}) for n in (1, 4, 64)]
-    generator = Generator(studies[0].generator)
+    study = _study(tiny_model)
+    machines = [Machine(physical_documents=n) for n in (1, 4, 64)]
+    generator = Generator(study.generator)
     _warm(generator)
     gradients, documents = FusedGradients(generator), _documents(generator, TEXTS)
     batch = np.arange(len(TEXTS))
-    sums = [noisy_gradient(gradients, documents, batch, s, _plan(1.0), _Silent()).array for s in studies]
+    sums = [noisy_gradient(gradients, documents, batch, study, _plan(1.0), _Silent(), m).array for m in machines]
     np.testing.assert_allclose(sums[0], sums[1], atol=1e-6 * CLIP)
     np.testing.assert_allclose(sums[0], sums[2], atol=1e-6 * CLIP)
-    noisy = noisy_gradient(gradients, documents, batch, studies[0], _plan(50.0), Csprng()).array - sums[0]
-    expected = 50.0 * CLIP / studies[0].training.batch_size
+    noisy = noisy_gradient(gradients, documents, batch, study, _plan(50.0), Csprng()).array - sums[0]
+    expected = 50.0 * CLIP / study.training.batch_size
     assert abs(noisy.std() / expected - 1) < 5 / np.sqrt(2 * noisy.size), "30 chunks, one noise draw"
 
 

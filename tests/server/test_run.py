@@ -356,7 +356,7 @@ def test_patient_units_plain_lora_and_profile_weights_run_too(tmp_path: Path, ti
         tiny_model,
         InProcessGrid(_hospitals(tmp_path)),
         privacy={"unit": "patient", "codes_per_unit": 2},
-        generator={"freeze_a": False},
+        generator={"lora": "plain"},
         training={"weights": "noisy-profile", "optimizer": "sgd"},
         federation={"min_documents": 20},
     )

@@ -84,10 +84,10 @@ def test_columns_may_have_other_names_than_attributes(tmp_path: Path) -> None:
         ("[policy]", "[policy]\nallowed_requests = ['dump']", "policy.allowed_requests.0", "'train' or"),
         ("[policy]", "[policy]\nmax_candidates = 0", "policy.max_candidates", "0 isn't accepted"),
         ("[documents]", "ledger_key_file = 'key'\n[documents]", "ledger_key_file is 'key'", "absolute path"),
-        ("[documents]", "gradients = 'fast'\n[documents]", "gradients", "'fused' or 'opacus'"),
+        ("[documents]", "[machine]\ngradients = 'fast'\n[documents]", "machine.gradients", "'fused' or 'opacus'"),
         (
             "[documents]",
-            "gradients = 'opacus'\ncheckpointing = true\n[documents]",
+            "[machine]\ngradients = 'opacus'\ncheckpointing = true\n[documents]",
             "checkpointing is on and gradients is 'opacus'",
             "needs 'fused'",
         ),
