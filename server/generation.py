@@ -9,7 +9,7 @@ import copy
 import logging
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,10 @@ class TextSampler:
         if missing.any():
             log.warning("%d of %d texts couldn't be made; dropped: %s", missing.sum(), wanted.sum(), self.drops)
         return sorted(made, key=lambda text: text.code)
+
+    def remember(self, texts: Iterable[str]) -> None:
+        """Take texts that an earlier sampler gave for given: they are duplicates from now on."""
+        self._seen.update(text.casefold() for text in texts)
 
     def _attempt(self, missing: NDArray[np.int64], attempt: int) -> Iterator[SyntheticText]:
         jobs = np.repeat(np.arange(missing.size), missing)

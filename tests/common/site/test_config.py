@@ -88,7 +88,7 @@ def test_columns_may_have_other_names_than_attributes(tmp_path: Path) -> None:
         (
             "[documents]",
             "[machine]\ngradients = 'opacus'\ncheckpointing = true\n[documents]",
-            "checkpointing is on and gradients is 'opacus'",
+            "machine: checkpointing is on and gradients is 'opacus'",
             "needs 'fused'",
         ),
         ("[policy]", "[policy", "not valid TOML", ""),
