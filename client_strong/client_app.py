@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,12 +14,11 @@ from client_strong.trainer import TrainingDocuments, train_round
 from common import study as studies
 from common.errors import AdapterMismatchError, PrivacyError
 from common.models.generator import Generator
-from common.privacy.accounting import PrivacyPlan, StrongPlan
-from common.privacy.values import Noised
+from common.privacy.accounting import StrongPlan
 from common.protocol import TrainRequest
 from common.site.config import Machine, Site
 from common.site.documents import Documents
-from common.site.door import PROFILE, Compute, Door
+from common.site.door import PROFILE, Answer, Compute, Door, Task
 from common.site.locate import load_site
 from common.site.profile import noisy_profile
 
@@ -47,14 +45,16 @@ def prepared(site: Site, request: TrainRequest) -> Compute:
     generator, gradients = _ready(study.generator, tuple(site.models.items()), site.machine)
     if request.frozen_sha256 != generator.frozen_sha256():
         raise AdapterMismatchError(f"site {site.name!r}: the frozen part of the adapter isn't the study's")
+    generator.start_round(request.round)
     generator.load_adapter(request.adapter)
     documents = Documents.load(site, study)
     encoded = TrainingDocuments.encode(documents, generator, study)
 
-    def compute(plan: PrivacyPlan, parts: Sequence[str]) -> Mapping[str, Noised]:
+    def compute(task: Task) -> Answer:
+        plan = task.plan
         if not isinstance(plan, StrongPlan):
             raise PrivacyError(f"site {site.name!r}: a strong site's plan is needed, this is a {type(plan).__name__}")
-        profile = {PROFILE: noisy_profile(documents, study, plan.profile)} if PROFILE in parts else {}
+        profile = {PROFILE: noisy_profile(documents, study, plan.profile)} if PROFILE in task.parts else {}
         trained = train_round(
             generator,
             encoded,
@@ -63,9 +63,14 @@ def prepared(site: Site, request: TrainRequest) -> Compute:
             request.adapter,
             gradients,
             site.machine,
+            kept=task.kept,
             on_step=lambda step: log.info("round %d: step %d of %d", request.round, step, study.training.steps),
         )
-        return profile | {f"adapter/{name}": value for name, value in trained.items()}
+        goes_on = study.training.keep_optimizer and request.round < study.training.rounds
+        return Answer(
+            profile | {f"adapter/{name}": value for name, value in trained.adapter.items()},
+            kept=trained.optimizer if goes_on else {},
+        )
 
     return compute
 

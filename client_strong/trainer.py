@@ -9,8 +9,9 @@ the last step comes back, and it is a function of noised gradients.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,9 @@ from common.study import Study
 
 log = logging.getLogger("fedcorpus.strong")
 
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What Adam keeps of a parameter; plain SGD keeps nothing."""
+
 _CHUNK_TOKENS = 64
 """What a pass through the model costs however little goes through it, in tokens: layers are called and merged."""
 
@@ -44,12 +48,15 @@ class TrainingDocuments:
         Token ids of each document's condition and text; together at most ``generator.max_tokens``.
     order, offsets
         Documents of unit ``u`` are ``order[offsets[u]:offsets[u + 1]]``.
+    to_batch
+        How prompts and texts become what the model reads.
     """
 
     prompts: Sequence[Sequence[int]]
     texts: Sequence[Sequence[int]]
     order: NDArray[np.int64]
     offsets: NDArray[np.int64]
+    to_batch: Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], Batch] = Batch
 
     def __repr__(self) -> str:
         return f"TrainingDocuments(<{len(self.texts)} private documents>)"
@@ -59,44 +66,111 @@ class TrainingDocuments:
         """Tokenise; a long text is cut, a text whose prompt fills the context keeps no token and trains nothing."""
         by_code = generator.prompts(study.codes)
         prompts = [by_code[code] for code in documents.codes]
-        room = [study.generator.max_tokens - len(prompt) for prompt in prompts]
+        rooms = [generator.room(prompt) for prompt in by_code]
         order, offsets = documents.by_unit()
-        return cls(prompts, generator.encode(documents.texts, room), order, offsets)
+        texts = generator.encode(documents.texts, [rooms[code] for code in documents.codes])
+        return cls(prompts, texts, order, offsets, generator.batch)
+
+    def batch(self, chunk: Sequence[int]) -> Batch:
+        """The documents of a physical chunk. Private."""
+        return self.to_batch([self.prompts[i] for i in chunk], [self.texts[i] for i in chunk])
 
 
 class AdapterOptimizer:
-    """The local optimiser. It is fed noised gradients only, so the adapter it holds is post-processing of them."""
+    """The local optimiser. It is fed noised gradients only, so the adapter it holds is post-processing of them.
 
-    def __init__(self, generator: Generator, study: Study) -> None:
+    Parameters
+    ----------
+    kept
+        What `state` gave at the end of the site's last round of this run, noised as it is: the moments go on from
+        there. With few steps a round, an Adam that begins anew each time takes its first steps along noise alone.
+        Moments of weights that this round doesn't train are handed on.
+
+    Raises
+    ------
+    ModelError
+        If they aren't moments of this adapter's weights.
+    """
+
+    def __init__(self, generator: Generator, study: Study, kept: Mapping[str, NDArray[Any]] | None = None) -> None:
         self._parameters = generator.trained
         options = study.training
         kind = torch.optim.Adam if options.optimizer == "adam" else torch.optim.SGD
         self._optimizer = kind(list(self._parameters.values()), lr=options.learning_rate)
         self._gradients: list[Noised] = []
+        self._others = dict(kept or {})
+        for name, parameter in self._parameters.items():
+            moments = {m: self._others.pop(f"{m}/{name}") for m in _MOMENTS if f"{m}/{name}" in self._others}
+            if moments:
+                self._optimizer.state[parameter] = _moments(name, parameter, moments)
 
     def step(self, gradient: Noised) -> None:
         """One step along a noised gradient of shape ``(dimension,)``."""
         start = 0
         for parameter in self._parameters.values():
             part = gradient.array[start : start + parameter.numel()]
-            parameter.grad = torch.from_numpy(part.astype(np.float32)).view_as(parameter)
+            parameter.grad = torch.from_numpy(part.astype(np.float32)).view_as(parameter).to(parameter.device)
             start += parameter.numel()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         # The last one stands for all: the weights hold what the earlier ones did.
         self._gradients = [gradient]
 
+    def state(self) -> dict[str, Noised]:
+        """Moments by ``MOMENT/PARAMETER``, for the next round. Raises PrivacyError before the first step.
+
+        A line to audit: moments are sums of the noised gradients that `step` took, and of earlier ones' moments.
+        """
+
+        def value(tensor: torch.Tensor) -> Noised:
+            return post_process(lambda _: tensor.detach().cpu().numpy(), self._gradients)
+
+        own = {
+            f"{moment}/{name}": value(tensor)
+            for name, parameter in self._parameters.items()
+            for moment, tensor in self._optimizer.state[parameter].items()
+        }
+        return own | {name: value(torch.from_numpy(array)) for name, array in self._others.items()}
+
     def adapter(self) -> dict[str, Noised]:
         """The adapter after the steps so far. Raises PrivacyError before the first.
 
         A line to audit: the weights began as the server's public adapter, and `step`, which takes noised gradients
-        only, is all that has moved them. So they are post-processing of those gradients.
+        only, is all that has moved them, along moments that hold earlier ones. So they are post-processing of those.
         """
 
         def weights(parameter: torch.nn.Parameter) -> Noised:
-            return post_process(lambda _: parameter.detach().numpy(), self._gradients)
+            return post_process(lambda _: parameter.detach().cpu().numpy(), self._gradients)
 
         return {name: weights(parameter) for name, parameter in self._parameters.items()}
+
+
+def _moments(name: str, parameter: torch.nn.Parameter, kept: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
+    """Adam's state of one parameter, as torch keeps it."""
+    shapes = {moment: tuple(array.shape) for moment, array in kept.items()}
+    expected = {moment: () if moment == "step" else tuple(parameter.shape) for moment in _MOMENTS}
+    if shapes != expected:
+        raise ModelError(f"training: kept moments of {name!r} have shapes {shapes}; {expected} are accepted")
+    return {
+        moment: torch.from_numpy(array.copy()).to(torch.device("cpu") if moment == "step" else parameter.device)
+        for moment, array in kept.items()
+    }
+
+
+@dataclass(frozen=True)
+class TrainedRound:
+    """What a round leaves, by name of the parameter. All of it is noised.
+
+    Attributes
+    ----------
+    adapter
+        The trained weights after the last step.
+    optimizer
+        The local optimiser's moments, for the site's next round.
+    """
+
+    adapter: Mapping[str, Noised]
+    optimizer: Mapping[str, Noised]
 
 
 def train_round(
@@ -107,9 +181,10 @@ def train_round(
     adapter: Adapter,
     gradients: PerSampleGradients,
     machine: Machine = Machine(),
+    kept: Mapping[str, NDArray[Any]] | None = None,
     on_step: Callable[[int], None] = lambda _: None,
-) -> dict[str, Noised]:
-    """Run one round's E DP-SGD steps from ``adapter`` and return the noised adapter.
+) -> TrainedRound:
+    """Run one round's E DP-SGD steps from ``adapter``.
 
     Parameters
     ----------
@@ -125,6 +200,8 @@ def train_round(
         Of this generator.
     machine
         How much fits through the model at once.
+    kept
+        ``optimizer`` of the site's last round.
     on_step
         Called after each step with its number, for local progress.
 
@@ -136,7 +213,7 @@ def train_round(
         If the steps left the adapter where it was: something is wired wrongly.
     """
     generator.load_adapter(adapter)
-    optimizer = AdapterOptimizer(generator, study)
+    optimizer = AdapterOptimizer(generator, study, kept)
     randomness = Csprng()
     for step in range(1, study.training.steps + 1):
         batch = sample_documents(
@@ -147,7 +224,7 @@ def train_round(
     trained = optimizer.adapter()
     if all(np.array_equal(value.array, adapter[name]) for name, value in trained.items()):
         raise ModelError("training: the adapter didn't move; its layers aren't part of the model's output")
-    return trained
+    return TrainedRound(trained, optimizer.state())
 
 
 def noisy_gradient(
@@ -173,8 +250,7 @@ def noisy_gradient(
         randomness=randomness,
     )
     for chunk in _chunks(batch, documents, machine):
-        physical = Batch([documents.prompts[i] for i in chunk], [documents.texts[i] for i in chunk])
-        for gradient in gradients(physical):
+        for gradient in gradients(documents.batch(chunk)):
             total.add(gradient)
             # A view of the whole chunk's gradients: kept, it would hold them through the next chunk and the noise.
             del gradient

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -11,12 +10,11 @@ from flwr.clientapp import ClientApp
 from client_weak.votes import noisy_ballot
 from common.errors import PrivacyError
 from common.models.embedder import load_embedder
-from common.privacy.accounting import PrivacyPlan, WeakPlan
-from common.privacy.values import Noised
+from common.privacy.accounting import WeakPlan
 from common.protocol import VoteRequest
 from common.site.config import Site
 from common.site.documents import Documents
-from common.site.door import PROFILE, Compute, Door
+from common.site.door import PROFILE, Answer, Compute, Door, Task
 from common.site.locate import load_site
 from common.site.profile import noisy_profile
 
@@ -44,12 +42,15 @@ def prepared(site: Site, request: VoteRequest) -> Compute:
     embedder = load_embedder(study.voting.embedder, site.models)
     log.info("voting on %d candidates", len(request.pool))
 
-    def compute(plan: PrivacyPlan, _: Sequence[str]) -> Mapping[str, Noised]:
+    def compute(task: Task) -> Answer:
+        plan = task.plan
         if not isinstance(plan, WeakPlan):
             raise PrivacyError(f"site {site.name!r}: a weak site's plan is needed, this is a {type(plan).__name__}")
-        return {
-            PROFILE: noisy_profile(documents, study, plan.profile),
-            "ballot": noisy_ballot(documents, request.pool, embedder, study, plan.votes),
-        }
+        return Answer(
+            {
+                PROFILE: noisy_profile(documents, study, plan.profile),
+                "ballot": noisy_ballot(documents, request.pool, embedder, study, plan.votes),
+            }
+        )
 
     return compute

@@ -22,6 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="What a hospital runs.")
 screen = Console()
 
 SiteFile = Annotated[Path, typer.Argument(help="Your site file (site.toml).", show_default=False)]
+RunName = Annotated[str, typer.Argument(help="The run's name, or its first digits.", show_default=False)]
 StudyHash = Annotated[str, typer.Argument(help="The study's SHA-256, or its first digits.", show_default=False)]
 Person = Annotated[str | None, typer.Option("--by", help="Who decides. Default: the name you are logged in with.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
@@ -47,7 +48,7 @@ def check(
 @app.command()
 def budget(site: SiteFile, as_json: AsJson = False) -> None:
     """What was charged so far, run by run, and what the caps leave. Reads every stored release back."""
-    from common.privacy.accounting import describe, renyi_budget, renyi_cost
+    from common.privacy.accounting import describe, joint_epsilon, renyi_budget, renyi_cost
     from common.site.config import Site
     from server.report import at_most
 
@@ -55,7 +56,13 @@ def budget(site: SiteFile, as_json: AsJson = False) -> None:
     with _ledger(config) as ledger:
         ledger.verify(blobs=True)
         charges, spent = ledger.charges(config.documents.assets), ledger.spent(config.documents.assets)
-        runs = [event["content"] for event in ledger.export(config.name)["events"] if event["kind"] == "reservation"]
+        runs = ledger.runs()
+        given = [ledger.given_out(run["site"], run["study"], run["run"]) for run in runs]
+        closed = [ledger.is_closed(run["site"], run["study"], run["run"]) for run in runs]
+    by_itself = [
+        joint_epsilon(mechanisms, run["delta"]) if mechanisms else 0.0
+        for mechanisms, run in zip(given, runs, strict=True)
+    ]
     policy = config.policy
     order, allowed = renyi_budget(policy.max_epsilon, policy.max_delta)
     used = sum(renyi_cost(charge.mechanisms, order) for charge in charges)
@@ -68,6 +75,7 @@ def budget(site: SiteFile, as_json: AsJson = False) -> None:
             "delta": {"spent": spent[1], "cap": policy.max_delta},
             "renyi": {"order": order, "spent": used, "cap": allowed},
             "charges": [{"mechanisms": [describe(m) for m in charge.mechanisms]} for charge in charges],
+            "runs": [{**run, "epsilon_given_out": by_itself[i], "closed": closed[i]} for i, run in enumerate(runs)],
         }
         typer.echo(json.dumps(shown))
         return
@@ -77,11 +85,12 @@ def budget(site: SiteFile, as_json: AsJson = False) -> None:
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
-    for heading in ("at", "run", "study", "site", "tier", "ε", "δ"):
+    for heading in ("at", "run", "study", "site", "tier", "ε", "δ", "ε given out"):
         table.add_column(heading, overflow="fold")
-    for run in runs:
+    for run, out, ended in zip(runs, by_itself, closed, strict=True):
         at, epsilon, delta = run["at"][:16].replace("T", " "), at_most(run["epsilon"]), f"{run['delta']:g}"
-        table.add_row(at, run["run"][:8], run["study"][:8], run["site"], run["tier"], epsilon, delta)
+        said = at_most(out) + (", closed" if ended else "")
+        table.add_row(at, run["run"][:8], run["study"][:8], run["site"], run["tier"], epsilon, delta, said)
     screen.print(table)
     mark = {"basic": ("  <- your policy", ""), "renyi": ("", "  <- your policy")}[policy.composition]
     screen.print(
@@ -91,6 +100,19 @@ def budget(site: SiteFile, as_json: AsJson = False) -> None:
         ),
         soft_wrap=True,
     )
+
+
+@app.command()
+def close(site: SiteFile, run: RunName, by: Person = None) -> None:
+    """End a run at this site: it gets nothing new. A Renyi filter then counts what it got, not what was planned."""
+    from common.site.config import Site
+
+    config = Site.load(site)
+    with _ledger(config) as ledger, ledger.exclusive():
+        known = {r["run"]: r["study"] for r in ledger.runs() if r["site"] == config.name}
+        name = _only_match(f"site {config.name!r}", run, list(known), "runs that were charged", "budget")
+        ledger.close_run(config.name, known[name], name, by or getpass.getuser())
+    screen.print(Text(f"closed: run {name}"), soft_wrap=True)
 
 
 @app.command()
@@ -161,22 +183,24 @@ def _ledger(site: Site) -> Ledger:
 
 
 def _decide(site: Path, digits: str, verdict: str, by: str | None) -> None:
-    from common.errors import UserError
     from common.site.config import Site
 
     config = Site.load(site)
     with _ledger(config) as ledger:
         known = ledger.asked(config.name)
-        matching = [sha for sha in known if digits and sha.startswith(digits.lower())]
-        if len(matching) != 1:
-            raise UserError(
-                f"site {config.name!r}: {digits!r} names {len(matching)} of the {len(known)} studies that were asked "
-                "for; the first digits of one are needed, see 'fedcorpus site pending'"
-            )
-        ledger.decide(
-            config.name,
-            matching[0],
-            "approved" if verdict == "approved" else "declined",
-            by or getpass.getuser(),
+        name = _only_match(f"site {config.name!r}", digits, known, "studies that were asked for", "pending")
+        ledger.decide(config.name, name, "approved" if verdict == "approved" else "declined", by or getpass.getuser())
+    screen.print(Text(f"{verdict}: {name}"), soft_wrap=True)
+
+
+def _only_match(where: str, digits: str, known: list[str], what: str, command: str) -> str:
+    """The one name that begins with ``digits``."""
+    from common.errors import UserError
+
+    matching = [name for name in known if digits and name.startswith(digits.lower())]
+    if len(matching) != 1:
+        raise UserError(
+            f"{where}: {digits!r} names {len(matching)} of the {len(known)} {what}; the first digits of one are "
+            f"needed, see 'fedcorpus site {command}'"
         )
-    screen.print(Text(f"{verdict}: {matching[0]}"), soft_wrap=True)
+    return matching[0]

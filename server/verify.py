@@ -23,7 +23,7 @@ from common.errors import DataError, FedcorpusError, LedgerError
 from common.privacy import second_opinion
 from common.privacy.accounting import describe, described, joint_epsilon
 from common.site.ledger import FORMAT, Event, follow_chain
-from common.site.plan import site_plan
+from common.site.plan import remaining_plan, site_plan
 from common.study import Study
 from server.summary import SiteSummary, Summary, read_summary
 from server.workspace import Workspace
@@ -177,7 +177,9 @@ def _problem(
     second: float,
 ) -> str:
     """The first thing that contradicts the claim, or ''."""
-    plan = site_plan(study, site.tier, site.size_class)
+    rounds = [int(part.removeprefix("train/")) for part in charge["parts"] if part.startswith("train/")]
+    # A site that joined late is charged for the rounds that were left, with the noise of the whole plan.
+    plan = remaining_plan(site_plan(study, site.tier, site.size_class), study, min(rounds, default=1))
     if not _alike(charge["mechanisms"], [describe(m) for m in plan.mechanisms]):
         return "its ledger charges other mechanisms than the study asks for"
     if (charge["tier"], charge["unit"]) != (site.tier, summary.unit):

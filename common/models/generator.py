@@ -89,6 +89,17 @@ class Generator:
         """Write the adapter in peft's layout."""
         self.model.save_pretrained(str(folder))
 
+    def start_round(self, server_round: int) -> None:
+        """Train the factors that this round trains."""
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """Tokens that a text may have after ``prompt``."""
+        return self.options.max_tokens - len(prompt)
+
+    def batch(self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> Batch:
+        """Prompts and texts as the model reads them."""
+        return Batch(prompts, texts)
+
     def prompts(self, codes: ControlCodes) -> list[list[int]]:
         """Token ids of every code's prompt."""
         return [self.tokenizer(codes.prompt(index))["input_ids"] for index in range(len(codes))]

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any, Literal
 
@@ -255,6 +255,24 @@ def plan_strong(
     solved = _solve(epsilon, delta, noise_multiplier, main, profile_share, codes_per_unit, accounting, guess)
     training = SubsampledGaussian(solved.noise, sample_rate, steps)
     return StrongPlan(training, solved.profile, solved.epsilon, solved.delta, accounting)
+
+
+def with_steps(plan: StrongPlan, steps: int) -> StrongPlan:
+    """The same noise for fewer training steps, and what that costs at the same delta.
+
+    A plan of the paper's accounting keeps its epsilon, an upper bound: what it was split into isn't known any more.
+
+    Raises
+    ------
+    PrivacyError
+        If the plan has fewer than ``steps`` already.
+    """
+    most = plan.training.steps
+    _require("steps", steps, 1 <= steps <= most, f"1 to {most}")
+    fewer = replace(plan, training=replace(plan.training, steps=steps))
+    if plan.accounting == "paper" or steps == most:
+        return fewer
+    return replace(fewer, epsilon=min(plan.epsilon, joint_epsilon(fewer.mechanisms, plan.delta)))
 
 
 def plan_weak(

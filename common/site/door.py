@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
+
+from numpy.typing import NDArray
 
 from common import protocol
 from common.errors import (
@@ -32,6 +35,7 @@ from common.protocol import CensusReply, CensusRequest, LedgerHead, Request, Tra
 from common.site.check import check_libraries
 from common.site.config import Site
 from common.site.ledger import Ledger
+from common.site.plan import remaining_plan
 from common.site.policy import check_lifetime, check_request, check_study
 from common.study import Study
 
@@ -43,8 +47,44 @@ VOTES = "votes"
 _DOOR = object()
 """Held by this module alone: the right to make a `Release`."""
 
-Compute = Callable[[PrivacyPlan, Sequence[str]], Mapping[str, Noised]]
-"""Given the plan and the parts to compute, the noised arrays to release, by name."""
+
+@dataclass(frozen=True)
+class Task:
+    """What to compute: it has been charged.
+
+    Attributes
+    ----------
+    plan
+        Noise and sampling of this run, from the study and this site's size class.
+    parts
+        The parts of the plan to compute; others were given out before.
+    kept
+        What the run's last answer kept for this one, by name: already noised.
+    """
+
+    plan: PrivacyPlan
+    parts: Sequence[str]
+    kept: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was computed, by name.
+
+    Attributes
+    ----------
+    released
+        Leaves the site.
+    kept
+        Stays in the ledger for the run's next answer, replacing what the last one kept. It is `Noised` too: what a
+        later answer is made of may not know more than what has left.
+    """
+
+    released: Mapping[str, Noised]
+    kept: Mapping[str, Noised] = field(default_factory=dict)
+
+
+Compute = Callable[[Task], Answer]
 
 Prepare = Callable[[], Compute]
 """Reads what computing needs: documents, models. Nothing is charged yet, so it may fail for free."""
@@ -92,8 +132,8 @@ class Door:
         request
             What is asked. Untrusted.
         prepare
-            Reads what is needed and returns what computes `Noised` arrays. Each is called at most once; the latter
-            after the charge is durable.
+            Reads what is needed and returns what computes an `Answer` to a `Task`. Each is called at most once; the
+            latter after the charge is durable.
 
         Raises
         ------
@@ -103,22 +143,27 @@ class Door:
             If the ledger can't be trusted or written, or knows the request with other content.
         """
         site, study, run, key = self._site, request.study, request.run_id, request.key
-        planned = _planned_parts(site, study)
         wanted = _wanted_parts(request)
-        _refuse_unplanned(site, request, wanted, planned)
-        plan = check_study(site, study)
+        _refuse_unplanned(site, request, wanted, _planned_parts(site, study))
+        whole = check_study(site, study)
         check_request(site, request)
         with Ledger.of(site) as ledger, ledger.exclusive():
             ledger.check_not_restored(request.seen)
             stored = ledger.stored(site.name, study.sha256, run, key, request.digest)
             if stored is None:
                 self._require_approval(ledger, study)
+                _refuse_closed(ledger, site, request)
+                planned = self._plan_of_run(ledger, request)
+                _refuse_unplanned(site, request, wanted, planned)
+                plan = remaining_plan(whole, study, _first_round(planned))
                 self._require_budget(ledger, study, run, plan)
+                kept = _unpacked(ledger.kept(site.name, study.sha256, run))
                 compute = prepare()
                 ledger.reserve(site, study, run, plan, planned)
                 parts = ledger.unspent(site.name, study.sha256, run, wanted)
-                stored = protocol.pack_release(_only_noised(compute(plan, parts)))
-                ledger.store(site.name, study.sha256, run, key, request.digest, parts, stored)
+                answer = compute(Task(plan, parts, kept))
+                stored, keep = _packed(answer.released), _packed(answer.kept) if answer.kept else b""
+                ledger.store(site.name, study.sha256, run, key, request.digest, parts, stored, kept=keep)
             return Release(stored, ledger.head(), door=_DOOR)
 
     def _objection(self, request: CensusRequest) -> tuple[WireCode | None, LedgerHead | None]:
@@ -139,6 +184,17 @@ class Door:
         log.warning("study %s refused: %s", request.study.name, said)
         return code, head
 
+    def _plan_of_run(self, ledger: Ledger, request: Request) -> list[str]:
+        """The parts that a run is charged for; if it isn't yet, all that it can still ask for, from this request on.
+
+        So a site that joins late is charged for the rounds that are left, and earlier ones can't be asked for later.
+        """
+        known = ledger.reservation(self._site.name, request.study.sha256, request.run_id)
+        if known is not None:
+            return list(known["parts"])
+        first = request.round if isinstance(request, TrainRequest) else 1
+        return _planned_parts(self._site, request.study, first)
+
     def _require_approval(self, ledger: Ledger, study: Study) -> None:
         if self._site.policy.allowed_studies != "ask" or ledger.verdict(self._site.name, study.sha256) == "approved":
             return
@@ -154,11 +210,16 @@ class Door:
             check_lifetime(self._site.policy, ledger.charges(self._site.documents.assets), plan)
 
 
-def _planned_parts(site: Site, study: Study) -> list[str]:
-    """Everything a run may ever take from this site."""
+def _planned_parts(site: Site, study: Study, first_round: int = 1) -> list[str]:
+    """Everything a run may ever take from this site, if it takes nothing before ``first_round``."""
     if site.tier == "weak":
         return [PROFILE, VOTES]
-    return [PROFILE, *(f"train/{round_}" for round_ in range(1, study.training.rounds + 1))]
+    return [PROFILE, *(f"train/{round_}" for round_ in range(first_round, study.training.rounds + 1))]
+
+
+def _first_round(parts: Sequence[str]) -> int:
+    """The first training round among the parts of a plan; 1 if there is none."""
+    return min((int(part.removeprefix("train/")) for part in parts if part.startswith("train/")), default=1)
 
 
 def _wanted_parts(request: Request) -> list[str]:
@@ -174,12 +235,21 @@ def _refuse_unplanned(site: Site, request: Request, parts: Sequence[str], planne
     if set(parts) <= set(planned):
         return
     raise WrongTierError(
-        f"door: {request.key!r} asks a {site.tier!r} site for {list(parts)}; it releases {list(planned)}"
+        f"door: {request.key!r} asks a {site.tier!r} site for {list(parts)}; in this run it releases {list(planned)}"
     )
 
 
-def _only_noised(computed: Mapping[str, Noised]) -> dict[str, Any]:
+def _refuse_closed(ledger: Ledger, site: Site, request: Request) -> None:
+    if ledger.is_closed(site.name, request.study.sha256, request.run_id):
+        raise PolicyRefusal(f"site {site.name!r} has closed run {request.run_id!r}: it gives out nothing new for it")
+
+
+def _packed(computed: Mapping[str, Noised]) -> bytes:
     for name, value in computed.items():
         if not isinstance(value, Noised):
-            raise LedgerError(f"door: {name!r} is a {type(value).__name__}; only Noised values are released")
-    return {name: value.array for name, value in computed.items()}
+            raise LedgerError(f"door: {name!r} is a {type(value).__name__}; only Noised values are released or kept")
+    return protocol.pack_release({name: value.array for name, value in computed.items()})
+
+
+def _unpacked(kept: bytes) -> Mapping[str, NDArray[Any]]:
+    return protocol.unpack_release(kept) if kept else {}

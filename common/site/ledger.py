@@ -7,12 +7,18 @@ One chain of events, each carrying the hash of the one before it:
     decision      a person agreed to a study, or declined it
     reservation   a run's whole plan is charged, before its first release is computed
     release       a question was answered: its digest, the parts of the plan that this spent, the hash of the bytes
+    closed        a person ended a run at this site: it gets no further release
 
-The noised bytes themselves lie in a second table, so that an auditor gets every event and no bytes. Nothing exact is
-ever written here. Triggers refuse updates and deletes; the chain betrays what went around them; and a copy that was
-restored from a backup is betrayed by the coordinator, which tells the site the last head it saw.
+The noised bytes themselves lie in a second table, so that an auditor gets every event and no bytes. A third holds what
+a run's last release kept for its next one, noised as well; it is replaced. Nothing exact is ever written here. Triggers
+refuse updates and deletes; the chain betrays what went around them; and a copy that was restored from a backup is
+betrayed by the coordinator, which tells the site the last head it saw.
 
-Spent counts from the reservation and is never refunded. A site that sets a key has contents and bytes encrypted.
+Spent counts from the reservation, and closing a run refunds no epsilon: how far a run got may depend on what it gave
+out, and the epsilon of a plan that was stopped in view of its outputs is the whole plan's. A Renyi filter alone may
+count what was given out, as it holds for any choice made on the way (Feldman & Zrnic 2021).
+
+A site that sets a key has contents and bytes encrypted.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -35,7 +41,14 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from common.errors import ConflictError, LedgerError, LedgerRestoredError, PolicyRefusal
-from common.privacy.accounting import VERIFY_INTERVAL, PrivacyPlan, describe, described
+from common.privacy.accounting import (
+    VERIFY_INTERVAL,
+    Mechanism,
+    PrivacyPlan,
+    SubsampledGaussian,
+    describe,
+    described,
+)
 from common.protocol import LedgerHead
 from common.site.config import Policy, Site
 from common.site.policy import Charge, check_lifetime
@@ -54,6 +67,7 @@ CREATE TABLE IF NOT EXISTS event (
     sequence INTEGER PRIMARY KEY, kind TEXT NOT NULL, identity TEXT NOT NULL UNIQUE, content BLOB NOT NULL,
     previous TEXT NOT NULL, hash TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS blob (identity TEXT PRIMARY KEY REFERENCES event (identity), bytes BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS kept (run TEXT PRIMARY KEY, bytes BLOB NOT NULL);
 """
 _APPEND_ONLY = "".join(
     f"CREATE TRIGGER IF NOT EXISTS {table}_no_{verb} BEFORE {verb} ON {table} "
@@ -174,8 +188,8 @@ class Ledger:
     def charges(self, assets: Sequence[str]) -> list[Charge]:
         """What was charged on data that ``assets`` overlap with. No asset named means all data of the site."""
         return [
-            Charge(c["epsilon"], c["delta"], tuple(described(m) for m in c["mechanisms"]))
-            for c in (event.content for event in self._events("reservation"))
+            Charge(c["epsilon"], c["delta"], tuple(self._mechanisms(c)))
+            for c in self.runs()
             if _overlap(assets, c["assets"])
         ]
 
@@ -220,6 +234,65 @@ class Ledger:
         spent = self._spent(site, study, run)
         return [part for part in parts if part not in spent]
 
+    def kept(self, site: str, study: str, run: str) -> bytes:
+        """What the last release of a run kept for its next one; empty if there is nothing.
+
+        Raises
+        ------
+        LedgerError
+            If it isn't what that release kept.
+        """
+        releases = self._releases(site, study, run)
+        if not releases or "kept" not in releases[-1].content:
+            return b""
+        last = releases[-1]
+        rows = self._all("SELECT bytes FROM kept WHERE run = ?", self._seal.identity("kept", site, study, run))
+        kept = self._seal.open(rows[0][0], last.sequence) if rows else b""
+        if _sha256(kept) != last.content["kept"]:
+            raise LedgerError(f"{self._path}: what release {last.sequence} kept was changed; nothing is released")
+        return kept
+
+    def runs(self) -> list[Mapping[str, Any]]:
+        """What every run was charged, in order."""
+        return [event.content for event in self._events("reservation")]
+
+    def given_out(self, site: str, study: str, run: str) -> list[Mechanism]:
+        """The mechanisms of what a run has given out so far: its plan's, with as many steps as rounds were answered.
+
+        Raises
+        ------
+        LedgerError
+            If the run was never charged.
+        """
+        charged = self.reservation(site, study, run)
+        if charged is None:
+            raise LedgerError(f"{self._path}: run {run!r} was never charged; a run that was is accepted")
+        spent, planned = self._spent(site, study, run), charged["parts"]
+        main, profile = (described(m) for m in charged["mechanisms"])
+        parts = [part for part in planned if part != "profile"]
+        done = sum(part in spent for part in parts)
+        if isinstance(main, SubsampledGaussian):
+            main = replace(main, steps=main.steps * done // len(parts))
+        return [*([main] if done else []), *([profile] if "profile" in spent else [])]
+
+    def close_run(self, site: str, study: str, run: str, person: str) -> None:
+        """Note that a run gets nothing more from this site; what it got stays, and is handed out again if asked.
+
+        Raises
+        ------
+        LedgerError
+            If the run was never charged.
+        """
+        self.given_out(site, study, run)
+        content = {"site": site, "study": study, "run": run, "person": person}
+        with self._transaction():
+            if not self.is_closed(site, study, run):
+                self._append("closed", content, site, study, run)
+
+    def is_closed(self, site: str, study: str, run: str) -> bool:
+        """Whether a person ended the run at this site."""
+        return self._by_identity("closed", site, study, run) is not None
+
     def reserve(self, site: Site, study: Study, run: str, plan: PrivacyPlan, parts: Sequence[str]) -> None:
         """Charge a run's whole plan, durably, before its first release; a no-op for a run that is charged already.
 
@@ -258,9 +331,20 @@ class Ledger:
             self._append("reservation", content, site.name, study.sha256, run)
 
     def store(
-        self, site: str, study: str, run: str, key: str, digest: str, parts: Sequence[str], released: bytes
+        self,
+        site: str,
+        study: str,
+        run: str,
+        key: str,
+        digest: str,
+        parts: Sequence[str],
+        released: bytes,
+        *,
+        kept: bytes = b"",
     ) -> None:
-        """Store the noised bytes of a release, durably, and mark its parts as spent.
+        """Store the noised bytes of a release, durably, mark its parts as spent, and replace what the run kept.
+
+        All or nothing: a release that is computed again, as its bytes were lost, begins where the first try began.
 
         Raises
         ------
@@ -268,7 +352,7 @@ class Ledger:
             If a part isn't in the run's plan or was spent before, or the disk refuses.
         """
         with self._transaction():
-            reserved = self.reservation(site, study, run)
+            reserved = None if self.is_closed(site, study, run) else self.reservation(site, study, run)
             planned = [] if reserved is None else reserved["parts"]
             spent = self._spent(site, study, run)
             if wrong := sorted(set(parts) - set(planned) | set(parts) & spent):
@@ -286,7 +370,10 @@ class Ledger:
                 "sha256": _sha256(released),
                 "bytes": len(released),
             }
+            if kept:
+                content["kept"] = _sha256(kept)
             self._append("release", content, site, study, run, key, released=released)
+            self._keep(kept, site, study, run)
 
     def decide(self, site: str, study: str, verdict: Verdict, person: str) -> None:
         """Note that a person agreed to a study or declined it; the last word counts."""
@@ -351,7 +438,7 @@ class Ledger:
     def _refuse_other_tables(self) -> None:
         # An earlier version's tables hold charges that this one doesn't read: starting anew beside them forgets them.
         names = {str(name) for (name,) in self._all("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if others := sorted(names - {"event", "blob"}):
+        if others := sorted(names - {"event", "blob", "kept"}):
             raise LedgerError(
                 f"{self._path}: holds table {others[0]!r}, so it was made by another version or program; this version "
                 f"reads ledgers of format {FORMAT}"
@@ -388,13 +475,27 @@ class Ledger:
                 "INSERT INTO blob (identity, bytes) VALUES (?, ?)", (name, self._seal.close(released, sequence))
             )
 
+    def _mechanisms(self, reserved: Mapping[str, Any]) -> list[Mechanism]:
+        """What a reservation counts for in a Renyi filter."""
+        run = reserved["site"], reserved["study"], reserved["run"]
+        return self.given_out(*run) if self.is_closed(*run) else [described(m) for m in reserved["mechanisms"]]
+
+    def _keep(self, kept: bytes, *run: str) -> None:
+        """Replace what a run keeps by what its newest release does; inside a transaction."""
+        name = self._seal.identity("kept", *run)
+        self._database.execute("DELETE FROM kept WHERE run = ?", (name,))
+        if kept:
+            sequence = self.head().sequence
+            self._database.execute(
+                "INSERT INTO kept (run, bytes) VALUES (?, ?)", (name, self._seal.close(kept, sequence))
+            )
+
     def _spent(self, site: str, study: str, run: str) -> set[str]:
-        return {
-            part
-            for e in self._events("release")
-            if (e.content["site"], e.content["study"], e.content["run"]) == (site, study, run)
-            for part in e.content["parts"]
-        }
+        return {part for release in self._releases(site, study, run) for part in release.content["parts"]}
+
+    def _releases(self, site: str, study: str, run: str) -> list[Event]:
+        named = {"site": site, "study": study, "run": run}
+        return [e for e in self._events("release") if named.items() <= e.content.items()]
 
     def _by_identity(self, kind: str, *identity: str) -> Event | None:
         return self._one("identity = ?", self._seal.identity(kind, *identity))

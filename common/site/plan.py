@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from common.errors import StudyError
-from common.privacy.accounting import PrivacyPlan, StrongPlan, WeakPlan, plan_strong, plan_weak
+from common.privacy.accounting import PrivacyPlan, StrongPlan, WeakPlan, plan_strong, plan_weak, with_steps
 from common.study import Privacy, Study
 
 
@@ -64,6 +64,16 @@ def saved_by_joint_accounting(study: Study, size_class: int) -> dict[str, float]
 
 def _noise(plan: PrivacyPlan) -> float:
     return plan.training.noise_multiplier if isinstance(plan, StrongPlan) else plan.votes.scale
+
+
+def remaining_plan(plan: PrivacyPlan, study: Study, first_round: int) -> PrivacyPlan:
+    """The part of a plan that is left for a site which joins in ``first_round``: the same noise, fewer steps.
+
+    That it joins late is fixed before it has released anything, so what is left is a plan like any other.
+    """
+    if first_round == 1 or not isinstance(plan, StrongPlan):
+        return plan
+    return with_steps(plan, (study.training.rounds - first_round + 1) * study.training.steps)
 
 
 def sample_rate(study: Study, size_class: int) -> float:

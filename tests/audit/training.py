@@ -191,7 +191,7 @@ def right_guesses(scene: Scene, plan: StrongPlan, progress: Progress = quiet) ->
         on_step=lambda step: progress(step / steps),
     )
     moved = np.concatenate(
-        [(scene.start[name] - value.array.astype(np.float64)).ravel() for name, value in trained.items()]
+        [(scene.start[name] - value.array.astype(np.float64)).ravel() for name, value in trained.adapter.items()]
     )
     options = scene.study
     total = moved * (options.training.batch_size / options.training.learning_rate / options.privacy.max_grad_norm)

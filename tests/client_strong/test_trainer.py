@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,22 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from client_strong import trainer
 from client_strong.gradients import FusedGradients
-from client_strong.trainer import TrainingDocuments, noisy_gradient, train_round
-from common.errors import AdapterMismatchError
+from client_strong.trainer import (
+    AdapterOptimizer,
+    TrainingDocuments,
+    noisy_gradient,
+    physical_chunks,
+    train_round,
+)
+from common.errors import AdapterMismatchError, ModelError, PrivacyError
 from common.models.generator import Batch, Generator, document_losses
 from common.privacy.accounting import DiscreteGaussian, StrongPlan, SubsampledGaussian
 from common.privacy.noise import Csprng
+from common.privacy.values import Noised, noised
 from common.site.config import Machine
+from common.site.documents import Documents
 from common.study import Study
 from tests.hospitals import small_study
 
@@ -173,9 +183,9 @@ def test_a_round_moves_the_adapter_and_every_weight_is_finite(tiny_model: Path) 
     trained = train_round(
         generator, _documents(generator, TEXTS), study, _plan(1.0, 0.3), before, FusedGradients(generator)
     )
-    assert set(trained) == set(before)
-    assert all(np.isfinite(value.array).all() for value in trained.values())
-    assert all(not np.array_equal(trained[name].array, before[name]) for name in before)
+    assert set(trained.adapter) == set(before)
+    assert all(np.isfinite(value.array).all() for value in trained.adapter.values())
+    assert all(not np.array_equal(trained.adapter[name].array, before[name]) for name in before)
 
 
 def test_two_rounds_with_equal_seeds_differ(tiny_model: Path) -> None:
@@ -185,7 +195,8 @@ def test_two_rounds_with_equal_seeds_differ(tiny_model: Path) -> None:
     results = []
     for _ in range(2):
         torch.manual_seed(0), np.random.seed(0)
-        results.append(train_round(generator, documents, study, _plan(1.0, 0.3), start, FusedGradients(generator)))
+        gradients = FusedGradients(generator)
+        results.append(train_round(generator, documents, study, _plan(1.0, 0.3), start, gradients).adapter)
     assert any(not np.array_equal(results[0][name].array, results[1][name].array) for name in start)
 
 
@@ -213,6 +224,134 @@ def test_an_adapter_that_is_not_the_studys_is_refused(tiny_model: Path) -> None:
     ):
         with pytest.raises(AdapterMismatchError):
             train_round(generator, documents, study, _plan(1.0), wrong, FusedGradients(generator))
+
+
+def _gradient(generator: Generator, seed: int) -> Noised:
+    """Public numbers that stand for a noised gradient."""
+    dimension = sum(p.numel() for p in generator.trained.values())
+    return noised(np.random.default_rng(seed).standard_normal(dimension))
+
+
+def _steps(study: Study, rounds: list[list[int]], *, keep: bool) -> dict[str, np.ndarray]:
+    """The adapter after rounds of steps, each of which a new optimiser takes."""
+    generator = Generator(study.generator)
+    kept: dict[str, np.ndarray] = {}
+    for seeds in rounds:
+        optimizer = AdapterOptimizer(generator, study, kept if keep else None)
+        for seed in seeds:
+            optimizer.step(_gradient(generator, seed))
+        kept = {name: value.array for name, value in optimizer.state().items()}
+    return generator.adapter()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_an_optimiser_that_is_kept_goes_on_over_rounds_as_if_there_were_none(tiny_model: Path, optimizer: str) -> None:
+    study = Study.model_validate(small_study(tiny_model, training={"optimizer": optimizer, "learning_rate": 0.01}))
+    whole = _steps(study, [[1, 2, 3, 4]], keep=True)
+    rounds = _steps(study, [[1], [2, 3], [4]], keep=True)
+    afresh = _steps(study, [[1], [2, 3], [4]], keep=False)
+    assert all(np.array_equal(whole[name], rounds[name]) for name in whole)
+    # Twin: an Adam that begins anew goes another way; plain SGD has nothing to keep.
+    assert all(np.array_equal(whole[name], afresh[name]) for name in whole) == (optimizer == "sgd")
+
+
+def test_kept_moments_of_another_adapter_are_refused(tiny_model: Path) -> None:
+    study = _study(tiny_model)
+    generator = Generator(study.generator)
+    optimizer = AdapterOptimizer(generator, study)
+    optimizer.step(_gradient(generator, 1))
+    kept = {name: value.array for name, value in optimizer.state().items()}
+    name = next(name for name in kept if name.startswith("exp_avg/"))
+    for wrong in (kept | {name: kept[name][:1]}, {n: a for n, a in kept.items() if n != name}):
+        with pytest.raises(ModelError, match="kept moments of"):
+            AdapterOptimizer(generator, study, wrong)
+
+
+def test_an_optimiser_keeps_nothing_before_its_first_noised_gradient(tiny_model: Path) -> None:
+    study = _study(tiny_model)
+    kept = {"exp_avg/of another round": np.ones(3)}
+    with pytest.raises(PrivacyError, match="no noised value"):
+        AdapterOptimizer(Generator(study.generator), study, kept).state()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 300), max_size=9).map(sorted), st.integers(1, 5), st.integers(1, 400))
+def test_chunks_hold_every_document_once_stay_within_their_bounds_and_waste_least(
+    lengths: list[int], documents: int, tokens: int
+) -> None:
+    machine = Machine(physical_documents=documents, physical_tokens=tokens)
+    chunks = [lengths[chunk] for chunk in physical_chunks(lengths, machine)]
+    assert [length for chunk in chunks for length in chunk] == lengths
+    assert all(_allowed(chunk, machine) for chunk in chunks)
+    assert _cost(chunks) == min(_cost(cut) for cut in _all_cuts(lengths) if all(_allowed(c, machine) for c in cut))
+
+
+def _allowed(chunk: list[int], machine: Machine) -> bool:
+    fits = len(chunk) * chunk[-1] <= machine.physical_tokens
+    return len(chunk) <= machine.physical_documents and (fits or len(chunk) == 1)
+
+
+def _cost(chunks: list[list[int]]) -> int:
+    return sum(len(chunk) * chunk[-1] + trainer._CHUNK_TOKENS for chunk in chunks)
+
+
+def _all_cuts(lengths: list[int]) -> Iterator[list[list[int]]]:
+    if not lengths:
+        yield []
+    for size in range(1, len(lengths) + 1):
+        yield from ([lengths[:size], *rest] for rest in _all_cuts(lengths[size:]))
+
+
+def test_a_document_of_4000_tokens_adds_its_own_tokens_and_a_batch_three_times_as_large_no_memory() -> None:
+    machine = Machine(physical_documents=16, physical_tokens=2048)
+    batch = sorted(np.random.default_rng(0).integers(8, 129, 16).tolist())
+
+    def padded(lengths: list[int]) -> list[int]:
+        return [len(lengths[c]) * lengths[c][-1] for c in physical_chunks(lengths, machine)]
+
+    assert sum(padded([*batch, 4000])) == sum(padded(batch)) + 4000
+    assert max(padded(sorted(batch * 3))) <= 2048
+    assert len(padded(sorted(batch * 3))) > len(padded(batch))
+
+
+def test_a_document_whose_loss_is_not_a_number_counts_as_nothing(generator: Generator) -> None:
+    """One NaN would make the whole release NaN, and so tell that its document was in the batch."""
+    study, documents = _study(Path(".")), _documents(generator, TEXTS[:3])
+
+    def losses(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        values = document_losses(model, batch)
+        return torch.cat([values[:1] * float("nan"), values[1:]])
+
+    def step(gradients: FusedGradients, chosen: list[int]) -> np.ndarray:
+        return noisy_gradient(gradients, documents, np.array(chosen), study, _plan(1.0), _Silent()).array
+
+    with_nan = step(FusedGradients(generator, losses), [0, 1, 2])
+    np.testing.assert_allclose(with_nan, step(FusedGradients(generator), [1, 2]), atol=1e-6 * CLIP)
+    assert np.abs(step(FusedGradients(generator), [0, 1, 2]) - with_nan).max() > 1e-3 * CLIP
+
+
+@pytest.mark.parametrize("texts", [[""], ["   "], ["One."], ["word " * 500]], ids=["empty", "blank", "one", "long"])
+def test_a_site_with_a_single_odd_document_trains(tiny_model: Path, texts: list[str]) -> None:
+    study = _study(tiny_model)
+    generator = Generator(study.generator)
+    documents = Documents(tuple(texts), np.zeros(1, np.int32), np.zeros(1, np.int32))
+    encoded = TrainingDocuments.encode(documents, generator, study)
+    assert len(encoded.prompts[0]) + len(encoded.texts[0]) <= study.generator.max_tokens
+    start, gradients = generator.adapter(), FusedGradients(generator)
+    trained = train_round(generator, encoded, study, _plan(1.0), start, gradients)
+    assert all(np.isfinite(value.array).all() for value in trained.adapter.values())
+
+
+def test_a_prompt_that_fills_the_context_leaves_noise_only(tiny_model: Path) -> None:
+    raw = small_study(tiny_model, generator={"max_tokens": 8}, pool={"max_new_tokens": 8})
+    study = Study.model_validate(raw)
+    generator = Generator(study.generator)
+    documents = Documents(tuple(TEXTS), np.zeros(len(TEXTS), np.int32), np.arange(len(TEXTS), dtype=np.int32))
+    encoded = TrainingDocuments.encode(documents, generator, study)
+    assert not any(encoded.texts)
+    everyone = np.arange(len(TEXTS))
+    gradients = FusedGradients(generator)
+    assert not noisy_gradient(gradients, encoded, everyone, study, _plan(1.0), _Silent()).array.any()
 
 
 def test_documents_do_not_print(tiny_model: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ from common.errors import (
     WireCode,
     WrongTierError,
 )
-from common.privacy.accounting import PrivacyPlan
+from common.privacy.accounting import describe, described, joint_epsilon
 from common.privacy.noise import discrete_gaussian
-from common.privacy.values import ExactCounts, Noised
+from common.privacy.values import ExactCounts
 from common.protocol import CandidatePool, CensusRequest, LedgerHead, TrainRequest, VoteReply, VoteRequest
 from common.site import check
 from common.site.config import Site
-from common.site.door import Compute, Door, Release
+from common.site.door import Answer, Compute, Door, Release, Task
 from common.site.ledger import Ledger
+from common.site.plan import strong_plan
 from common.study import Study
 
 STUDY = Study.model_validate(
@@ -67,16 +68,22 @@ def _train(round_: int, run: str = "run") -> TrainRequest:
 class Computer:
     """Stands in for a tier; notes what it was asked to compute."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = False) -> None:
         self.calls: list[Sequence[str]] = []
+        self.tasks: list[Task] = []
+        self.keeps = keeps
 
     def __call__(self) -> Compute:
         return self._compute
 
-    def _compute(self, plan: PrivacyPlan, parts: Sequence[str]) -> Mapping[str, Noised]:
-        self.calls.append(tuple(parts))
+    def _compute(self, task: Task) -> Answer:
+        self.calls.append(tuple(task.parts))
+        self.tasks.append(task)
         counts = ExactCounts(np.array([100, 200]), 1)
-        return {"profile": discrete_gaussian(counts, 3.0), "ballot": discrete_gaussian(counts, 3.0)}
+        return Answer(
+            {"profile": discrete_gaussian(counts, 3.0), "ballot": discrete_gaussian(counts, 3.0)},
+            {"moments": discrete_gaussian(counts, 3.0)} if self.keeps else {},
+        )
 
 
 def _bytes(release: Release) -> bytes:
@@ -120,6 +127,92 @@ def test_a_strong_site_gives_its_profile_once_with_its_first_answer(tmp_path: Pa
     for round_ in (2, 3, 2):
         door.release(_train(round_), compute)
     assert compute.calls == [("train/2", "profile"), ("train/3",)]
+
+
+def test_what_an_answer_kept_is_there_for_the_next_one_and_for_a_second_try_of_it(tmp_path: Path) -> None:
+    site, compute = _site(tmp_path, "strong"), Computer(keeps=True)
+    Door(site).release(_train(1), compute)
+
+    def fail(task: Task) -> Answer:
+        compute.tasks.append(task)
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        Door(site).release(_train(2), lambda: fail)
+    Door(site).release(_train(2), compute)
+    Door(site).release(_train(2), compute)
+    Door(site).release(_train(3, "another run"), compute)
+    first, tried, second, other = compute.tasks
+    assert not first.kept
+    assert not other.kept, "a run's moments are its own"
+    np.testing.assert_array_equal(tried.kept["moments"], second.kept["moments"])
+
+
+def test_the_newest_answer_replaces_what_was_kept(tmp_path: Path) -> None:
+    site, compute = _site(tmp_path, "strong"), Computer(keeps=True)
+    for round_ in (1, 2, 3):
+        Door(site).release(_train(round_), compute)
+    with Ledger.of(site) as ledger:
+        assert ledger._all("SELECT COUNT(*) FROM kept") == [(1,)]
+    assert not np.array_equal(compute.tasks[1].kept["moments"], compute.tasks[2].kept["moments"])
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM kept", "UPDATE kept SET bytes = x'00'"])
+def test_what_was_kept_may_not_be_changed(tmp_path: Path, statement: str) -> None:
+    site, compute = _site(tmp_path, "strong"), Computer(keeps=True)
+    Door(site).release(_train(1), compute)
+    with Ledger.of(site) as ledger:
+        ledger._database.execute(statement)
+    with pytest.raises(LedgerError, match="kept was changed"):
+        Door(site).release(_train(2), compute)
+
+
+def test_only_noised_values_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="only Noised values"):
+        Door(_site(tmp_path)).release(_vote(), lambda: lambda _: Answer({}, {"sum": np.ones(3)}))
+
+
+def test_a_site_that_joins_late_is_charged_for_the_rounds_that_are_left(tmp_path: Path) -> None:
+    site, compute = _site(tmp_path, "strong"), Computer()
+    Door(site).release(_train(3), compute)
+    whole = strong_plan(STUDY, 20)
+    with Ledger.of(site) as ledger:
+        charged, (epsilon, _) = ledger.reservation("hospital", STUDY.sha256, "run"), ledger.spent()
+    assert charged["parts"] == ["profile", "train/3"]
+    assert charged["mechanisms"][0] == describe(replace(whole.training, steps=1)), "its noise is the study's"
+    assert epsilon == joint_epsilon([described(m) for m in charged["mechanisms"]], STUDY.privacy.delta)
+    assert epsilon < 0.8 * whole.epsilon
+    with pytest.raises(WrongTierError, match=r"in this run it releases \['profile', 'train/3'\]"):
+        Door(site).release(_train(2), compute)
+    assert len(compute.calls) == 1
+
+
+def test_a_site_that_was_there_is_charged_for_all_rounds(tmp_path: Path) -> None:
+    """Twin: what is left from round 1 on is everything."""
+    site = _site(tmp_path, "strong")
+    Door(site).release(_train(1), Computer())
+    assert Ledger(site.ledger_path).spent()[0] == strong_plan(STUDY, 20).epsilon
+
+
+def test_a_closed_run_gets_nothing_new_and_counts_in_the_renyi_filter_for_what_it_got(tmp_path: Path) -> None:
+    site, compute = _site(tmp_path, "strong"), Computer()
+    stored = _bytes(Door(site).release(_train(1), compute))
+    whole = strong_plan(STUDY, 20)
+    with Ledger.of(site) as ledger:
+        before = ledger.charges(())
+        ledger.close_run("hospital", STUDY.sha256, "run", "dpo")
+        after = ledger.charges(())
+    assert before[0].mechanisms == whole.mechanisms
+    assert after[0].mechanisms == (replace(whole.training, steps=1), whole.profile)
+    assert after[0].epsilon == before[0].epsilon, "when it was closed may depend on what was given out"
+    with pytest.raises(PolicyRefusal, match="has closed run 'run'"):
+        Door(site).release(_train(2), compute)
+    assert _bytes(Door(site).release(_train(1), compute)) == stored
+
+
+def test_a_run_that_was_never_charged_cannot_be_closed(tmp_path: Path) -> None:
+    with Ledger.of(_site(tmp_path)) as ledger, pytest.raises(LedgerError, match="never charged"):
+        ledger.close_run("hospital", STUDY.sha256, "run", "dpo")
 
 
 def test_the_whole_plan_is_charged_before_the_first_release(tmp_path: Path) -> None:
@@ -277,7 +370,7 @@ def test_only_noised_values_pass(tmp_path: Path) -> None:
     site = _site(tmp_path)
     for smuggled in (np.array([100, 200]), ExactCounts(np.array([100, 200]), 1), [100], "text"):
         with pytest.raises(LedgerError, match="only Noised values"):
-            Door(site).release(_vote(), lambda s=smuggled: lambda _plan, _parts: {"profile": s})
+            Door(site).release(_vote(), lambda s=smuggled: lambda _: Answer({"profile": s}))
     assert Ledger.of(site).stored("hospital", STUDY.sha256, "run", "profile-and-vote", _vote().digest) is None
 
 
@@ -289,7 +382,7 @@ def test_a_release_is_made_by_the_door_only() -> None:
 def test_a_failed_computation_is_charged_once_and_can_be_asked_again(tmp_path: Path) -> None:
     site = _site(tmp_path)
 
-    def fail(_plan: PrivacyPlan, _parts: Sequence[str]) -> Mapping[str, Noised]:
+    def fail(_: Task) -> Answer:
         raise RuntimeError("disk")
 
     with pytest.raises(RuntimeError):

@@ -11,7 +11,7 @@ import signal
 import sqlite3
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,14 +21,13 @@ import pytest
 
 from common import protocol
 from common.errors import BudgetExceededError, ExitCode, FedcorpusError, LedgerError, SiteConfigError, WireCode
-from common.privacy.accounting import PrivacyPlan
 from common.privacy.noise import discrete_gaussian
-from common.privacy.values import ExactCounts, Noised
+from common.privacy.values import ExactCounts
 from common.protocol import CandidatePool, VoteRequest
 from common.site import door as door_module
 from common.site import ledger as ledger_module
 from common.site.config import Site
-from common.site.door import Compute, Door
+from common.site.door import Answer, Compute, Door, Task
 from common.site.ledger import Event, Ledger, follow_chain
 from common.site.plan import site_plan
 from common.study import Study
@@ -66,10 +65,10 @@ def _vote(run: str = "run") -> VoteRequest:
 
 
 def _prepare() -> Compute:
-    def compute(_plan: PrivacyPlan, _parts: Sequence[str]) -> Mapping[str, Noised]:
+    def compute(_: Task) -> Answer:
         counts = ExactCounts(np.array([100, 200]), 1)
         # Much noise, so that two draws are never equal.
-        return {"profile": discrete_gaussian(counts, 1e6), "ballot": discrete_gaussian(counts, 1e6)}
+        return Answer({"profile": discrete_gaussian(counts, 1e6), "ballot": discrete_gaussian(counts, 1e6)})
 
     return compute
 
@@ -150,15 +149,18 @@ def test_killing_a_door_that_leaves_out_a_step_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Twin."""
-    monkeypatch.setattr(Ledger, step, lambda *_: None)
+    monkeypatch.setattr(Ledger, step, lambda *_, **__: None)
     if step == "reserve":
         monkeypatch.setattr(Ledger, "store", _store_unreserved)
     _, wrong = _broken_promises(tmp_path, most=5)
     assert len(wrong) >= 5
 
 
-def _store_unreserved(ledger: Ledger, site: str, study: str, run: str, key: str, digest: str, *rest: Any) -> None:
+def _store_unreserved(
+    ledger: Ledger, site: str, study: str, run: str, key: str, digest: str, *rest: Any, kept: bytes
+) -> None:
     parts, released = rest
+    assert not kept
     content = {"site": site, "study": study, "run": run, "key": key, "digest": digest, "parts": parts}
     content |= {"sha256": hashlib.sha256(released).hexdigest()}
     with ledger._transaction():
