@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,9 @@ from common.site.locate import load_site
 from common.site.profile import noisy_profile
 
 log = logging.getLogger("fedcorpus.strong")
+
+_M_MMAP_THRESHOLD = -3
+"""Number of this option in glibc's malloc.h."""
 
 app = ClientApp()
 
@@ -83,7 +87,20 @@ def _ready(
 
     In simulation one process serves many rounds and sites; in deployment every message starts a new process.
     """
+    if machine.checkpointing:
+        _return_freed_memory()
     generator = Generator(options, dict(local))
     computed = GRADIENTS[machine.gradients](generator, checkpointing=machine.checkpointing)
     check_gradients(generator, computed)
     return generator, computed
+
+
+def _return_freed_memory() -> None:
+    """Have glibc give freed tensors of 1 MB or more back to the system at once.
+
+    By itself it keeps blocks of up to 32 MB in a heap that fragments, and a step that computes its activations anew
+    takes four times the memory of its tensors. Without glibc nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 2**20)

@@ -15,7 +15,8 @@ from tests.benchmarks.bars import Bar
 
 def main(arguments: list[str]) -> int:
     """Run the benchmark that the arguments name."""
-    names = sorted(p.stem.replace("_", "-") for p in Path(__file__).parent.glob("[a-z]*.py") if p.stem != "bars")
+    files = Path(__file__).parent.glob("[a-z]*.py")
+    names = sorted(p.stem.replace("_", "-") for p in files if p.stem not in ("bars", "figures", "shapes"))
     if len(arguments) != 1 or arguments[0] not in names:
         print(
             f"make bench B=NAME: {' '.join(arguments) or 'no name'} isn't one; {', '.join(names)} are", file=sys.stderr

@@ -13,10 +13,6 @@ not those of a whole one.
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import hashlib
-import json
 import os
 import random
 import statistics
@@ -26,13 +22,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from client_strong import gradients as gradients_module
 from client_strong import trainer
@@ -44,9 +38,11 @@ from common.privacy import noise
 from common.privacy.accounting import DiscreteGaussian, StrongPlan, SubsampledGaussian
 from common.privacy.noise import Csprng, LatticeGaussian
 from common.study import Study
+from tests.benchmarks import shapes
 from tests.benchmarks.bars import Bar
+from tests.benchmarks.figures import Figures
+from tests.benchmarks.shapes import peak_above_now, random_documents, random_model, warm
 from tests.hospitals import small_study
-from tests.tiny_model import make_tiny_model
 
 QUICK = bool(os.environ.get("FEDCORPUS_BENCH_QUICK"))
 TURNS = int(os.environ.get("FEDCORPUS_BENCH_TURNS", "2" if QUICK else "9"))
@@ -59,6 +55,7 @@ COMPARED = ("plain", "fused-checkpointed", "opacus", "ghost", "lattice")
 
 MEMORY_METHODS = ("plain", "fused", "fused-checkpointed", *(() if QUICK else ("plain-checkpointed", "opacus", "ghost")))
 
+MEASURED = (gradients_module, trainer, generator_module, noise, shapes, sys.modules[__name__])
 TIME_LIMITS = {"smollm2": 0.90, "gpt2": 0.95}
 MEMORY_LIMIT, CHECKPOINTED_LIMIT = 0.80, 0.20
 
@@ -80,42 +77,15 @@ SETTINGS = [Setting(model, dtype) for model in TIME_LIMITS for dtype in ("float3
 def run() -> Iterator[Bar]:
     """Measure what the file of figures lacks, print a table, give the bars."""
     settings = SETTINGS[:1] if QUICK else SETTINGS
-    figures = Figures()
+    figures = Figures("dp-step", MEASURED, f"{QUICK}")
     with tempfile.TemporaryDirectory() as folder:
         for setting in settings:
-            base = _random_model(Path(folder) / setting.model, setting.model)
+            base = random_model(Path(folder) / setting.model, setting.model, layers=3 if QUICK else None)
             _measure_time(figures, setting, base)
             _measure_memory(figures, setting, base)
     for setting in settings:
         yield from _report(figures, setting)
     figures.file.unlink()
-
-
-class Figures:
-    """What was measured so far, one JSON object a line. Bound to the code and libraries that were measured."""
-
-    def __init__(self) -> None:
-        digest = hashlib.sha256(f"{QUICK} {[version(name) for name in ('torch', 'transformers', 'peft')]}".encode())
-        for module in (gradients_module, trainer, generator_module, noise, sys.modules[__name__]):
-            digest.update(Path(str(module.__file__)).read_bytes())
-        folder = Path(os.environ.get("FEDCORPUS_BENCH_FIGURES", tempfile.gettempdir()))
-        self.file = folder / f"fedcorpus-dp-step-{digest.hexdigest()[:12]}.jsonl"
-        self._lines: list[dict[str, Any]] = []
-        if self.file.is_file():
-            self._lines = [json.loads(line) for line in self.file.read_text().splitlines()]
-        print(f"dp-step: figures in {self.file}, {len(self._lines)} so far", file=sys.stderr)
-
-    def find(self, kind: str, setting: Setting) -> list[dict[str, Any]]:
-        """Figures of one kind, in the order they were made."""
-        return [line for line in self._lines if line["kind"] == kind and line["setting"] == asdict(setting)]
-
-    def add(self, kind: str, setting: Setting, **values: Any) -> None:
-        """Write one figure at once."""
-        line = {"kind": kind, "setting": asdict(setting), **values}
-        self._lines.append(line)
-        with self.file.open("a") as stream:
-            stream.write(json.dumps(line) + "\n")
-        print(f"dp-step: {setting}: {kind} {values}", file=sys.stderr, flush=True)
 
 
 # What is measured
@@ -138,7 +108,7 @@ class Methods:
     def make(self, name: str) -> Callable[[TrainingDocuments], object]:
         """A method's step, with a model of its own where it leaves something on it."""
         generator = Generator(self.study.generator)
-        _warm(generator)
+        warm(generator)
         return self.on(generator)[name]()
 
     def on(self, generator: Generator) -> dict[str, Callable[[], Callable[[TrainingDocuments], object]]]:
@@ -243,54 +213,21 @@ def _lattice(generator: Generator) -> Callable[[TrainingDocuments], object]:
     return step
 
 
-def _documents(count: int, tokens: int) -> TrainingDocuments:
-    """Random documents of equal length, all of whose tokens but the first are trained: nothing to leave out."""
-    ids = np.random.default_rng(7).integers(VOCABULARY, size=(count, tokens)).tolist()
-    units = np.arange(count + 1)
-    return TrainingDocuments([row[:1] for row in ids], [row[1:] for row in ids], units[:-1], units)
-
-
-def _warm(generator: Generator) -> None:
-    source = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in generator.trained.items():
-            if "lora_B" in name:
-                parameter.normal_(std=0.02, generator=source)
-
-
-def _random_model(folder: Path, name: str) -> Path:
-    if folder.exists():
-        return folder
-    # For its tokenizer; the model is overwritten.
-    make_tiny_model(folder)
-    torch.manual_seed(0)
-    if name == "gpt2":
-        config = GPT2Config(**({"n_layer": 2} if QUICK else {}))
-        GPT2LMHeadModel(config).save_pretrained(folder)
-    else:
-        config = LlamaConfig(
-            hidden_size=576, intermediate_size=1536, num_hidden_layers=3 if QUICK else 30, num_attention_heads=9,
-            num_key_value_heads=3, vocab_size=VOCABULARY, tie_word_embeddings=True, max_position_embeddings=2048,
-        )  # fmt: skip
-        LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
 # How it is measured
 
 
 def _measure_time(figures: Figures, setting: Setting, base: Path) -> None:
     for names, turns in ((BARRED, TURNS), (COMPARED, -(-TURNS // 4))):
         kind = f"seconds of {', '.join(names)}"
-        done = len(figures.find(kind, setting))
+        done = len(figures.find(kind, **asdict(setting)))
         if done >= turns:
             continue
         methods = Methods(setting, base)
         shared = Generator(methods.study.generator)
-        _warm(shared)
+        warm(shared)
         # Opacus' wrapper stays on its model, so ghost clipping has one of its own.
         steps = {name: methods.make(name) if name == "ghost" else methods.on(shared)[name]() for name in names}
-        small, batch = _documents(2, 8), _documents(DOCUMENTS, TOKENS)
+        small, batch = random_documents(2, 8), random_documents(DOCUMENTS, TOKENS)
         for step in steps.values():
             step(small)
         for turn in range(done, turns):
@@ -299,11 +236,11 @@ def _measure_time(figures: Figures, setting: Setting, base: Path) -> None:
                 cpu_start, wall_start = time.process_time(), time.perf_counter()
                 steps[name](batch)
                 cpu[name], wall[name] = time.process_time() - cpu_start, time.perf_counter() - wall_start
-            figures.add(kind, setting, cpu=cpu, wall=wall)
+            figures.add(kind, asdict(setting), cpu=cpu, wall=wall)
 
 
 def _measure_memory(figures: Figures, setting: Setting, base: Path) -> None:
-    done = {figure["method"] for figure in figures.find("memory", setting)}
+    done = {figure["method"] for figure in figures.find("memory", **asdict(setting))}
     for method in MEMORY_METHODS:
         if method not in done:
             command = [sys.executable, "-m", __name__, setting.model, setting.dtype, method, str(base)]
@@ -312,34 +249,24 @@ def _measure_memory(figures: Figures, setting: Setting, base: Path) -> None:
             # By itself, glibc keeps freed blocks of up to 32 MB in a heap that fragments: 1 GB that no tensor is in.
             environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
             answer = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-            figures.add("memory", setting, method=method, peak=int(answer.stdout.split()[-1]))
+            figures.add("memory", asdict(setting), method=method, peak=int(answer.stdout.split()[-1]))
 
 
 def _peak_of_one_step(setting: Setting, method: str, base: Path) -> int:
     """Bytes that a step takes at its height, above the loaded model; run in a process of its own."""
     step = Methods(setting, base).make(method)
-    batch = _documents(DOCUMENTS, TOKENS)
-    step(_documents(2, 8))
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    # Sets the high-water mark back to what is resident now.
-    Path("/proc/self/clear_refs").write_text("5")
-    loaded = _status("VmRSS")
-    step(batch)
-    return _status("VmHWM") - loaded
-
-
-def _status(name: str) -> int:
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return 1024 * int(lines[name].split()[0])
+    batch = random_documents(DOCUMENTS, TOKENS)
+    step(random_documents(2, 8))
+    return peak_above_now(lambda: step(batch))
 
 
 # What comes out
 
 
 def _report(figures: Figures, setting: Setting) -> Iterable[Bar]:
-    barred, compared = (figures.find(f"seconds of {', '.join(names)}", setting) for names in (BARRED, COMPARED))
-    peaks = {figure["method"]: figure["peak"] for figure in figures.find("memory", setting)}
+    which = asdict(setting)
+    barred, compared = (figures.find(f"seconds of {', '.join(names)}", **which) for names in (BARRED, COMPARED))
+    peaks = {figure["method"]: figure["peak"] for figure in figures.find("memory", **which)}
     print(f"\n{setting}, {len(barred)} turns ({len(compared)} of those that no limit hangs on)")
     print(f"{'method':20}{'CPU s':>8}{'x plain':>9}{'wall x':>8}{'peak GB':>9}{'x plain':>9}")
     for method in dict.fromkeys([*BARRED, *COMPARED, *peaks]):

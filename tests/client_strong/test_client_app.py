@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from common.site.door import Door
 from common.site.ledger import Ledger
 from common.study import Study
 from tests.hospitals import rows, small_study, write_site
+
+ROOT = Path(__file__).parents[2]
 
 
 def _study(base: Path, **changes: Any) -> Study:
@@ -86,6 +90,45 @@ def test_an_encrypted_ledger_encrypts_what_is_kept(tiny_model: Path, tmp_path: P
     files = b"".join(file.read_bytes() for file in site.state.iterdir())
     assert b"exp_avg" not in files
     assert any(name.startswith("exp_avg/") for name in _kept(site, study))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_checkpointing_is_the_sites_choice_and_changes_no_interface(
+    tiny_model: Path, tmp_path: Path, checkpointing: bool
+) -> None:
+    extra = f"[machine]\ncheckpointing = {str(checkpointing).lower()}\nphysical_documents = 3\nphysical_tokens = 64\n"
+    site = Site.load(write_site(tmp_path, "north", "strong", rows(40), extra=extra))
+    study = _study(tiny_model)
+    assert set(_ask(site, study, 1)) == set(Generator(study.generator).adapter())
+
+
+def test_freed_memory_goes_back_to_the_system() -> None:
+    """In a process of its own, as the setting stays; the twin leaves it out and keeps the memory."""
+    script = (
+        "import ctypes, sys\n"
+        "from client_strong.client_app import _return_freed_memory\n"
+        "if sys.argv[1] == 'on': _return_freed_memory()\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]\n"
+        "libc.free.argtypes = [ctypes.c_void_p]\n"
+        "libc.free(libc.malloc(30 * 2**20))\n"
+        # Blocks of a size that was freed once come from the heap; what lies above them keeps them there.
+        "blocks = [libc.malloc(8 * 2**20) for _ in range(20)]\n"
+        "[ctypes.memset(b, 1, 8 * 2**20) for b in blocks]\n"
+        "top = libc.malloc(500_000)\n"
+        "[libc.free(b) for b in blocks]\n"
+        "pages = int(open('/proc/self/statm').read().split()[1])\n"
+        "print(pages * 4096 / 2**20)\n"
+    )
+    resident = {
+        mode: float(
+            subprocess.run(
+                [sys.executable, "-c", script, mode], cwd=ROOT, capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for mode in ("on", "off")
+    }
+    assert resident["off"] > resident["on"] + 100
 
 
 def test_all_documents_under_one_code_train(tiny_model: Path, tmp_path: Path) -> None:
