@@ -85,7 +85,7 @@ def budget(site: SiteFile, as_json: AsJson = False) -> None:
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
-    for heading in ("at", "run", "study", "site", "tier", "ε", "δ", "ε given out"):
+    for heading in ("at", "run", "study", "site", "tier", "ε", "δ", "ε so far"):
         table.add_column(heading, overflow="fold")
     for run, out, ended in zip(runs, by_itself, closed, strict=True):
         at, epsilon, delta = run["at"][:16].replace("T", " "), at_most(run["epsilon"]), f"{run['delta']:g}"
@@ -95,7 +95,7 @@ def budget(site: SiteFile, as_json: AsJson = False) -> None:
     mark = {"basic": ("  <- your policy", ""), "renyi": ("", "  <- your policy")}[policy.composition]
     screen.print(
         Text(
-            f"Added up: ε {at_most(spent[0])} of {policy.max_epsilon:g}, δ {spent[1]:g} of {policy.max_delta:g}"
+            f"ε so far: what a run has given out, by itself; the caps count the whole plan.\nAdded up: ε {at_most(spent[0])} of {policy.max_epsilon:g}, δ {spent[1]:g} of {policy.max_delta:g}"
             f"{mark[0]}\n{by_renyi}{mark[1]}"
         ),
         soft_wrap=True,

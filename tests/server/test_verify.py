@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from common.errors import DataError, LedgerError
 from common.privacy.accounting import SubsampledGaussian, describe
 from common.site.config import Site
 from common.site.ledger import Ledger, chain_hash
+from common.site.plan import remaining_plan, strong_plan
+from common.study import Study
 from server.server_app import open_run, run_study
 from server.verify import read_exports, verify
 from server.verify_view import render_verification
@@ -69,6 +72,44 @@ def test_an_honest_runs_claim_holds_by_two_accountants(finished: Any, tmp_path: 
         assert site.accountant is not None
         assert site.second == pytest.approx(site.accountant, abs=0.01)
         assert site.second <= 8.01
+
+
+@pytest.mark.parametrize(("rounds", "holds"), [([2], True), ([1, 2], True), ([1], False)])
+def test_a_site_that_joined_late_is_charged_for_the_rounds_that_were_left(
+    finished: Any, tmp_path: Path, rounds: list[int], holds: bool
+) -> None:
+    """A ledger that charges fewer steps than the rounds it plans is a forgery."""
+    run, exports = finished
+    study = Study.from_canonical((run / "study.json").read_text())
+    forged = _copy(exports)
+    whole = strong_plan(study, 20)
+    late = remaining_plan(whole, study, 2) if rounds != [1, 2] else whole
+    for event in forged["north"]["events"]:
+        if event["kind"] == "reservation":
+            event["content"] |= {"parts": ["profile", *(f"train/{r}" for r in rounds)], "epsilon": late.epsilon}
+            event["content"]["mechanisms"] = [describe(m) for m in late.mechanisms]
+    forged["north"]["events"] = [
+        event
+        for event in forged["north"]["events"]
+        if event["kind"] != "release" or event["content"]["key"] in {f"train/{r}" for r in rounds}
+    ]
+    for event in forged["north"]["events"]:
+        if event["kind"] == "release" and len(rounds) == 1:
+            event["content"]["parts"] = [f"train/{rounds[0]}", "profile"]
+    _rechained(forged["north"])
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    for site in summary["sites"]:
+        site["answers"] = len(rounds) if site["name"] == "north" else site["answers"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    verification = verify(folder, read_exports([_written(tmp_path, forged)]))
+    north = next(site for site in verification.sites if site.site == "north")
+    assert verification.holds == holds, north
+    if rounds == [2]:
+        assert north.second < 0.9 * whole.epsilon
+    if not holds:
+        assert "other mechanisms than the study asks for" in north.problem
 
 
 def test_a_site_that_was_asked_in_vain_and_not_charged_is_no_obstacle(finished: Any, tmp_path: Path) -> None:
