@@ -95,7 +95,8 @@ def budget(site: SiteFile, as_json: AsJson = False) -> None:
     mark = {"basic": ("  <- your policy", ""), "renyi": ("", "  <- your policy")}[policy.composition]
     screen.print(
         Text(
-            f"ε so far: what a run has given out, by itself; the caps count the whole plan.\nAdded up: ε {at_most(spent[0])} of {policy.max_epsilon:g}, δ {spent[1]:g} of {policy.max_delta:g}"
+            "ε so far: what a run has given out, by itself; the caps count the whole plan.\n"
+            f"Added up: ε {at_most(spent[0])} of {policy.max_epsilon:g}, δ {spent[1]:g} of {policy.max_delta:g}"
             f"{mark[0]}\n{by_renyi}{mark[1]}"
         ),
         soft_wrap=True,
