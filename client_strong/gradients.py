@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,14 +33,13 @@ from peft.tuners.lora import LoraLayer
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
+from client_strong.head_losses import Losses, lean
+from client_strong.replaced import replaced
 from common.errors import ModelError
+from common.models import lora
 from common.models.generator import Batch, Generator, document_losses
 
 Gradient = NDArray[np.floating[Any]]
-Losses = Callable[[torch.nn.Module, Batch], torch.Tensor]
-
-_HEAD_TOKENS = 128
-"""Tokens whose logits exist at once: 25 MB for a vocabulary of 49,152, and still a product of full speed."""
 
 _MERGED_DTYPES = (torch.float32, torch.float64)
 """Below these, ``W + s B A`` would round to W: an adapter that has hardly left zero would not be seen."""
@@ -61,24 +60,22 @@ _SMALL_SHARE = 1e-2
 """A parameter's deviation is measured against at least this share of the whole gradient: a gradient that cancels to
 nothing (attention over one token) is all rounding."""
 
-_MISSING = object()
-
 
 class PerSampleGradients(ABC):
-    """Gradients of each document of a batch, with respect to the generator's trained parameters.
+    """Gradients of each document of a batch, with respect to the generator's parameters that are trained at the call.
 
-    Attributes
-    ----------
-    dimension
-        d, number of trained parameters.
+    Which these are may change from round to round.
     """
-
-    dimension: int
 
     @abstractmethod
     def __init__(
         self, generator: Generator, losses: Losses = document_losses, *, checkpointing: bool = False
     ) -> None: ...
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """d, number of trained parameters."""
 
     @abstractmethod
     def __call__(self, batch: Batch) -> Iterator[Gradient]:
@@ -95,13 +92,17 @@ class OpacusGradients(PerSampleGradients):
         if checkpointing:
             # A hook would see the forward pass twice.
             raise ModelError("training: 'opacus' gradients can't recompute activations; 'fused' ones can")
-        self._model = generator.model
-        self._parameters = list(generator.trained.values())
+        self._generator, self._model = generator, generator.model
         self._losses = losses
-        self.dimension = sum(p.numel() for p in self._parameters)
+
+    @property
+    def dimension(self) -> int:
+        """d, number of trained parameters."""
+        return sum(p.numel() for p in self._generator.trained.values())
 
     def __call__(self, batch: Batch) -> Iterator[Gradient]:
         """One float64 gradient of shape ``(dimension,)`` per document; private, not clipped."""
+        batch, parameters = batch.to(self._generator.device), list(self._generator.trained.values())
         hooks = GradSampleHooks(self._model, loss_reduction="sum")
         try:
             self._model.train()
@@ -109,16 +110,16 @@ class OpacusGradients(PerSampleGradients):
                 # The first adapted layer has inputs without gradients, which is as it should be.
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 self._losses(self._model, batch).sum().backward()
-            samples = [p.grad_sample.detach() for p in self._parameters]
+            samples = [p.grad_sample.detach() for p in parameters]
         finally:
             hooks.remove_hooks()
-            self._clear()
-        for index in range(batch.input_ids.shape[0]):
-            yield np.concatenate([s[index].reshape(-1).numpy() for s in samples]).astype(np.float64)
+            self._clear(parameters)
+        for index in range(batch.documents):
+            yield np.concatenate([s[index].reshape(-1).cpu().numpy() for s in samples]).astype(np.float64)
 
-    def _clear(self) -> None:
+    def _clear(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         # A plain gradient and the per-sample ones are exact: they may not survive into the next step.
-        for parameter in self._parameters:
+        for parameter in parameters:
             parameter.grad = None
             parameter.grad_sample = None
             # After an exception these stay, a half-summed gradient and how often a layer is still to come.
@@ -150,31 +151,42 @@ class FusedGradients(PerSampleGradients):
     """
 
     def __init__(self, generator: Generator, losses: Losses = document_losses, *, checkpointing: bool = False) -> None:
-        self._model = generator.model
+        self._generator, self._model = generator, generator.model
         self._layers = _adapted_layers(self._model)
-        self._slots = _Slots.of(generator.trained)
-        self.dimension = self._slots.dimension
-        _check_trained(generator.trained, self._layers)
+        # Walking through the modules takes milliseconds; which of these are trained is asked at every call.
+        self._parameters = sorted(self._model.named_parameters())
+        self._slots()
         _check_dropout(self._model)
-        self._losses = _lean(losses, self._model)
+        self._losses = lean(losses, generator)
         self._checkpointed = _checkpointed_modules(self._model) if checkpointing else []
+
+    @property
+    def dimension(self) -> int:
+        """d, number of trained parameters."""
+        return self._slots().dimension
 
     def __call__(self, batch: Batch) -> Iterator[Gradient]:
         """One float32 gradient of shape ``(dimension,)`` per document; private, not clipped."""
-        samples = _Samples(self._slots, *batch.input_ids.shape)
+        batch = batch.to(self._generator.device)
+        samples = _Samples(self._slots(), batch.documents, batch.positions, self._generator.device)
         with ExitStack() as changes:
             changes.callback(self._clear)
             changes.callback(self._model.train, self._model.training)
             self._model.train()
             for layer in self._layers:
-                changes.enter_context(_replaced(layer.module, forward=partial(_fused_forward, layer, samples)))
+                changes.enter_context(replaced(layer.module, forward=partial(_fused_forward, layer, samples)))
             for module in self._checkpointed:
                 recompute = partial(checkpoint, use_reentrant=False)
                 changes.enter_context(
-                    _replaced(module, gradient_checkpointing=True, _gradient_checkpointing_func=recompute)
+                    replaced(module, gradient_checkpointing=True, _gradient_checkpointing_func=recompute)
                 )
             self._losses(self._model, batch).sum().backward()
-        yield from samples.rows
+        yield from samples.gradients()
+
+    def _slots(self) -> _Slots:
+        trained = {name: parameter for name, parameter in self._parameters if parameter.requires_grad}
+        _check_trained(trained, self._layers)
+        return _Slots.of(trained)
 
     def _clear(self) -> None:
         # No plain gradient is formed, unless the losses use a parameter past its layer: that one would be exact.
@@ -191,8 +203,8 @@ def check_gradients(
 ) -> None:
     """Self-test at the start: gradients of a batch are what plain autograd gives for each of its documents alone.
 
-    Meanwhile the adapter holds other values than its own: where B is zero, as at first, so is the gradient of A, and a
-    wrong one can't be seen.
+    Of every parameter that any round trains. Meanwhile the adapter holds other values than its own: where B is zero, as
+    at first, so is the gradient of A, and a wrong one can't be seen.
 
     Parameters
     ----------
@@ -205,20 +217,30 @@ def check_gradients(
         Naming the parameter that deviates most.
     """
     texts = texts or _public_texts(generator)
-    # The first token is the prompt, whose loss doesn't count.
-    prompts, texts = [text[:1] for text in texts], [text[1:] for text in texts]
+    cycle = lora.cycle(generator.options.lora)
     with _stand_in(generator):
-        alone = [_plain_gradient(generator, Batch([p], [t])) for p, t in zip(prompts, texts, strict=True)]
-        if not any(np.any(gradient) for gradient in alone):
-            raise ModelError("training: no loss depends on the adapter; its layers aren't part of the model's output")
-        together = list(gradients(Batch(prompts, texts)))
+        for server_round in range(1, cycle + 1):
+            if cycle > 1:
+                generator.start_round(server_round)
+            _check_round(generator, gradients, texts)
+
+
+def _check_round(generator: Generator, gradients: PerSampleGradients, texts: Sequence[Sequence[int]]) -> None:
+    # Prompts are of unequal length too, for models that read them apart from the text.
+    cuts = [max(1, len(text) // 3) for text in texts]
+    prompts = [text[:cut] for text, cut in zip(texts, cuts, strict=True)]
+    texts = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
+    alone = [_plain_gradient(generator, generator.batch([p], [t])) for p, t in zip(prompts, texts, strict=True)]
+    if not any(np.any(gradient) for gradient in alone):
+        raise ModelError("training: no loss depends on the adapter; its layers aren't part of the model's output")
+    together = list(gradients(generator.batch(prompts, texts)))
     if len(together) != len(alone) or any(g.shape != (gradients.dimension,) for g in together):
         raise ModelError(
             f"training: {len(alone)} documents gave {len(together)} gradients of shapes "
             f"{sorted({g.shape for g in together})}; this site refuses to train"
         )
     name, deviation = _largest_deviation(_Slots.of(generator.trained), together, alone)
-    tolerance = _TOLERANCES[_base_dtype(generator)]
+    tolerance = _TOLERANCES[generator.dtype]
     # Written so that a NaN is refused too.
     if not deviation <= tolerance:
         raise ModelError(
@@ -236,24 +258,25 @@ def _public_texts(generator: Generator) -> list[list[int]]:
 
 @contextmanager
 def _stand_in(generator: Generator) -> Iterator[None]:
-    """Public random values in place of the adapter's, and the adapter's back again.
+    """Public random values in place of the adapter's, and the adapter's back again, with what of it is trained.
 
     B is so much smaller than A that both have gradients of like size and the model hardly notices the adapter: a
     large one makes bfloat16's rounding grow from layer to layer.
     """
-    trained = generator.trained
-    before = {name: p.detach().clone() for name, p in trained.items()}
+    travelling = generator.travelling
+    before = {name: (p.detach().clone(), p.requires_grad) for name, p in travelling.items()}
     noise = torch.Generator().manual_seed(0)
     try:
         with torch.no_grad():
-            for name, parameter in trained.items():
+            for name, parameter in travelling.items():
                 size = (0.02 if "lora_B" in name else 0.2) / parameter.shape[-1] ** 0.5
                 parameter.copy_(size * torch.randn(parameter.shape, generator=noise))
         yield
     finally:
         with torch.no_grad():
-            for name, value in before.items():
-                trained[name].copy_(value)
+            for name, (value, trained) in before.items():
+                travelling[name].copy_(value)
+                travelling[name].requires_grad_(trained)
 
 
 def _plain_gradient(generator: Generator, batch: Batch) -> NDArray[np.float64]:
@@ -262,7 +285,7 @@ def _plain_gradient(generator: Generator, batch: Batch) -> NDArray[np.float64]:
     parts = torch.autograd.grad(loss, trained, allow_unused=True) if loss.requires_grad else [None] * len(trained)
     return np.concatenate(
         [
-            (torch.zeros_like(p) if part is None else part).reshape(-1).double().numpy()
+            (torch.zeros_like(p) if part is None else part).reshape(-1).cpu().double().numpy()
             for p, part in zip(trained, parts, strict=True)
         ]
     )
@@ -282,10 +305,6 @@ def _largest_deviation(
         if np.isnan(most):
             break
     return worst, most
-
-
-def _base_dtype(generator: Generator) -> torch.dtype:
-    return generator.model.get_input_embeddings().weight.dtype
 
 
 # Adapted layers
@@ -371,9 +390,13 @@ def _check_trained(trained: Mapping[str, torch.nn.Parameter], layers: Sequence[_
 
 def _check_dropout(model: Any) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
+        # Some modules hand a number of their own to a function, or leave out a layer at times.
+        shares = {key: value for key, value in vars(module).items() if "drop" in key and isinstance(value, float)}
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            shares["p"] = module.p
+        if share := max(shares.values(), default=0):
             raise ModelError(
-                f"training: {name!r} is a dropout of {module.p}; 0 is accepted, as dropout makes a document's gradient "
+                f"training: {name!r} has a dropout of {share}; 0 is accepted, as dropout makes a document's gradient "
                 "random"
             )
 
@@ -402,19 +425,31 @@ class _Samples:
 
     Attributes
     ----------
+    positions
+        How many tokens of a document a layer may see: those of its prompt, its text or both.
     rows
         float32 of shape ``(documents, dimension)``: documents that no layer reaches stay zero.
     """
 
     slots: _Slots
     documents: int
-    tokens: int
-    rows: NDArray[np.float32] = field(init=False)
+    positions: Collection[int]
+    device: torch.device
+    rows: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        # numpy asks for zero pages, which take up memory when they are written: in the backward pass, while
-        # activations go.
-        self.rows = np.zeros((self.documents, self.slots.dimension), dtype=np.float32)
+        shape = (self.documents, self.slots.dimension)
+        if self.device.type == "cpu":
+            # numpy asks for zero pages, which take up memory when they are written: in the backward pass, while
+            # activations go.
+            self.rows = torch.from_numpy(np.zeros(shape, dtype=np.float32))
+        else:
+            self.rows = torch.zeros(shape, device=self.device)
+
+    def gradients(self) -> Iterator[Gradient]:
+        """One document's after the other; on the CPU views of `rows`."""
+        for row in self.rows:
+            yield row.cpu().numpy()
 
     def by_document(self, rows: torch.Tensor, layer: _Layer) -> torch.Tensor:
         """View a layer's input or output as ``(documents, tokens, features)``.
@@ -426,17 +461,18 @@ class _Samples:
         """
         if rows.dim() == 3 and rows.shape[0] == self.documents:
             return rows
-        if rows.dim() == 2 and rows.shape[0] in (self.documents, self.documents * self.tokens):
+        if rows.dim() == 2 and rows.shape[0] in {self.documents * tokens for tokens in (1, *self.positions)}:
             return rows.reshape(self.documents, -1, rows.shape[-1])
         raise ModelError(
             f"training: layer {layer.name!r} has an input of shape {tuple(rows.shape)} in a batch of {self.documents} "
-            f"documents of {self.tokens} tokens; (documents, tokens, features) is accepted, flattened or not"
+            f"documents of {' and '.join(map(str, sorted(self.positions)))} tokens; (documents, tokens, features) is "
+            "accepted, flattened or not"
         )
 
     def add(self, parameter: torch.nn.Parameter, left: torch.Tensor, right: torch.Tensor, scaling: float) -> None:
         """Add ``scaling * left[i]' right[i]`` to document i's gradient of ``parameter``."""
         part = self.slots.by_parameter[id(parameter)]
-        target = torch.from_numpy(self.rows[:, part]).view(self.documents, *parameter.shape)
+        target = self.rows[:, part].view(self.documents, *parameter.shape)
         if left.dtype == target.dtype:
             target.baddbmm_(left.transpose(1, 2), right, alpha=scaling)
         else:
@@ -492,75 +528,6 @@ class _FusedLora(torch.autograd.Function):  # type: ignore[misc]
         return to_x.view(*g.shape[:-1], -1), None, None, None, None
 
 
-# The loss
-
-
-def _lean(losses: Losses, model: Any) -> Losses:
-    """`document_losses` without all logits at once, if that is what is asked for and the model allows it."""
-    if losses is not document_losses:
-        return losses
-    head = model.get_base_model().get_output_embeddings()
-    if type(head) is not torch.nn.Linear or head.weight.requires_grad or not _ends_in(model, head):
-        return losses
-    return partial(_lean_losses, head)
-
-
-def _ends_in(model: Any, head: Any) -> bool:
-    """Whether the model's logits are its head's output to the last bit: some models scale or cap them afterwards."""
-    ids = torch.arange(4)[None] % model.get_input_embeddings().num_embeddings
-    with torch.no_grad():
-        logits = model(input_ids=ids, use_cache=False).logits
-        with _replaced(head, forward=_unchanged):
-            hidden = model(input_ids=ids, use_cache=False).logits
-        if hidden.dtype != head.weight.dtype or hidden.shape[-1] != head.in_features:
-            return False
-        return bool(torch.equal(head(hidden), logits))
-
-
-def _lean_losses(head: Any, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    with _replaced(head, forward=_unchanged):
-        hidden = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits
-    return _HeadLosses.apply(hidden, head.weight, head.bias, batch.labels)
-
-
-class _HeadLosses(torch.autograd.Function):  # type: ignore[misc]
-    """Documents' mean cross entropy of a frozen head's output, a few tokens at a time.
-
-    As the head is frozen and a token's loss doesn't depend on others, the gradient of the hidden states can be taken
-    at once, while a token's logits are there.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
-    ) -> torch.Tensor:
-        document, position = torch.nonzero(labels[:, 1:] >= 0, as_tuple=True)
-        target = labels[document, position + 1]
-        counts = torch.bincount(document, minlength=labels.shape[0]).clamp(min=1)
-        shares = (1 / counts.float())[document]
-        losses = torch.zeros(labels.shape[0])
-        to_hidden = torch.zeros_like(hidden)
-        for start in range(0, target.numel(), _HEAD_TOKENS):
-            chunk = slice(start, start + _HEAD_TOKENS)
-            where, picked, share = (document[chunk], position[chunk]), target[chunk, None], shares[chunk]
-            logits = torch.nn.functional.linear(hidden[where], weight, bias).float()
-            log_p = torch.log_softmax(logits, dim=1)
-            losses.index_add_(0, where[0], -log_p.gather(1, picked)[:, 0] * share)
-            to_logits = log_p.exp_().scatter_add_(1, picked, torch.full_like(log_p[:, :1], -1)).mul_(share[:, None])
-            to_hidden[where] = to_logits.to(weight.dtype) @ weight
-        ctx.save_for_backward(to_hidden)
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        (to_hidden,) = ctx.saved_tensors
-        return to_hidden * g[:, None, None].to(to_hidden.dtype), None, None, None
-
-
-def _unchanged(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
 # The model's own switches
 
 
@@ -569,18 +536,3 @@ def _checkpointed_modules(model: Any) -> list[Any]:
     if not modules:
         raise ModelError("training: the model has no layers that can be checkpointed; train without checkpointing")
     return modules
-
-
-@contextmanager
-def _replaced(owner: Any, **attributes: object) -> Iterator[None]:
-    """Attributes of an instance for a while; afterwards it has those it had, not even the class's own ones more."""
-    before = {name: vars(owner).get(name, _MISSING) for name in attributes}
-    vars(owner).update(attributes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is _MISSING:
-                del vars(owner)[name]
-            else:
-                vars(owner)[name] = value

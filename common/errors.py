@@ -159,5 +159,9 @@ class GenerationError(FedcorpusError, RuntimeError):
     """The generator gave nothing usable."""
 
 
+class CheckpointError(UserError):
+    """A run folder whose state is missing, damaged or another study's."""
+
+
 class FederationError(FedcorpusError, RuntimeError):
     """A Flower process didn't start, died, or a run failed."""

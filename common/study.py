@@ -139,11 +139,22 @@ class ServerUpdate(Section):
         default="fedavg",
         description="fedavg: the combined adapter is the next one. fedavgm: with momentum. fedadam: Adam.",
     )
-    learning_rate: float = Field(default=1.0, gt=0, description="Of fedavgm and fedadam (there: eta, about 1e-3).")
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="Of fedavgm, where unset means 1, and of fedadam, where it has to be given."
+    )
     momentum: float = Field(default=0.9, ge=0, lt=1, description="Of fedavgm.")
     beta_1: float = Field(default=0.9, ge=0, lt=1, description="Of fedadam: decay of the first moment.")
     beta_2: float = Field(default=0.99, ge=0, lt=1, description="Of fedadam: decay of the second moment.")
     tau: float = Field(default=1e-3, gt=0, description="Of fedadam: added to the root of the second moment.")
+
+    @model_validator(mode="after")
+    def _adam_needs_a_rate(self) -> ServerUpdate:
+        if self.optimizer == "fedadam" and self.learning_rate is None:
+            raise ValueError(
+                "optimizer is 'fedadam' and learning_rate is missing; give one of the size of what a round changes, "
+                "such as training.learning_rate x training.steps"
+            )
+        return self
 
 
 class Training(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import Message
@@ -13,12 +13,15 @@ from flwr.serverapp import Grid
 from common.errors import FedcorpusError, QuorumError, WireCode
 from common.protocol import CENSUS, CensusReply, CensusRequest, LedgerHead
 from common.study import Study
+from server.known_site import NOT_ASKED, KnownSite
 from server.ledger_heads import LedgerHeads
 from server.progress import Progress
 
 POLL_SECONDS = 1.0
 ANSWER_SECONDS = 60.0
 ANSWERED = "answered"
+NO_NODE = 0
+"""Node of a site that isn't there."""
 
 _LOST_CODES = {
     ErrorCode.MESSAGE_UNAVAILABLE,
@@ -37,7 +40,7 @@ class SiteRecord:
     tier: str
     size_class: int
     answers: int = 0
-    outcome: str = "not asked"
+    outcome: str = NOT_ASKED
     ledger: LedgerHead | None = None
     """The head of its ledger that it must know: the last one seen."""
 
@@ -57,13 +60,45 @@ class Roster:
 
     sites: dict[int, SiteRecord] = field(default_factory=dict)
     refused: list[SiteRecord] = field(default_factory=list)
+    gone: list[SiteRecord] = field(default_factory=list)
+    """Sites that took part in an earlier attempt of this run and aren't there now: what they gave counts."""
     heads: LedgerHeads = field(default_factory=lambda: LedgerHeads(None))
+    asked: set[int] = field(default_factory=set)
+    """Nodes that the census has asked."""
 
     def saw(self, site: SiteRecord, head: LedgerHead | None) -> None:
         """Note where a site's ledger stands after its answer."""
         if head is not None and (site.ledger is None or head.ledger == site.ledger.ledger):
             site.ledger = head
             self.heads.note(head)
+
+    def recall(self, earlier: Sequence[KnownSite]) -> None:
+        """Take over what an earlier attempt of the run knew of its sites."""
+        here = {site.name: site for site in [*self.sites.values(), *self.refused]}
+        for known in earlier:
+            site = here.get(known.name) or SiteRecord(NO_NODE, known.name, known.tier, known.size_class)
+            site.answers = known.answers
+            if site.outcome == NOT_ASKED:
+                site.outcome = known.outcome
+            elif known.outcome not in (NOT_ASKED, site.outcome):
+                site.outcome = f"{known.outcome}, then {site.outcome}"
+            if known.name not in here:
+                # It may have been asked after that was written: it counts as charged.
+                site.outcome = "lost with an earlier attempt" if known.outcome == NOT_ASKED else known.outcome
+                self.gone.append(site)
+
+    def known(self) -> tuple[KnownSite, ...]:
+        """What a later attempt of the run needs to know of the sites."""
+        return tuple(
+            KnownSite(
+                name=site.name,
+                tier=site.tier,
+                size_class=site.size_class,
+                answers=site.answers,
+                outcome=site.outcome,
+            )
+            for site in self.all
+        )
 
     def of_tier(self, tier: str) -> list[SiteRecord]:
         """Sites of a tier, by name."""
@@ -72,37 +107,55 @@ class Roster:
     @property
     def all(self) -> list[SiteRecord]:
         """Every site that was heard of."""
-        return [*self.of_tier("strong"), *self.of_tier("weak"), *self.refused]
+        return [*self.of_tier("strong"), *self.of_tier("weak"), *self.gone, *self.refused]
 
 
-def take_census(grid: Grid, study: Study, run_id: str, progress: Progress, heads: LedgerHeads | None = None) -> Roster:
+def take_census(
+    grid: Grid,
+    study: Study,
+    run_id: str,
+    progress: Progress,
+    heads: LedgerHeads | None = None,
+    tiers: Collection[str] = ("strong", "weak"),
+) -> Roster:
     """Ask every node that shows up until the expected number answered or the deadline passed.
+
+    Parameters
+    ----------
+    tiers
+        Those whose quorum must be there: a run that goes on after its training needs no strong site.
 
     Raises
     ------
     QuorumError
         If the study's quorum isn't there; names who is, and why others aren't.
     """
-    roster, asked = Roster(heads=heads or LedgerHeads(None)), set[int]()
+    roster = Roster(heads=heads or LedgerHeads(None))
     expected = study.federation.expected_sites
     deadline = time.monotonic() + study.federation.census_seconds
     while len(roster.sites) < expected:
-        nodes = {node.node_id: str(node.name) for node in grid.get_nodes()}
-        new = [node for node in nodes if node not in asked]
-        asked.update(new)
-        for node, reply in _ask(grid, new, study, run_id):
-            if lost_on_the_way(reply):
-                # It went away with the question in hand; it is asked again when it shows up.
-                asked.discard(node)
-                continue
-            _enrol(roster, node, reply, nodes[node], study)
+        welcome(grid, study, run_id, roster)
         progress.step("census", len(roster.sites), expected)
         if time.monotonic() >= deadline or len(roster.all) >= expected:
             break
         time.sleep(POLL_SECONDS)
     _announce(roster, study, progress)
-    _require_quorum(roster, study)
+    _require_quorum(roster, study, tiers)
     return roster
+
+
+def welcome(grid: Grid, study: Study, run_id: str, roster: Roster) -> list[SiteRecord]:
+    """Ask the nodes that the census hasn't asked yet, and return those that now take part."""
+    nodes = {node.node_id: str(node.name) for node in grid.get_nodes()}
+    new = [node for node in nodes if node not in roster.asked]
+    roster.asked.update(new)
+    for node, reply in _ask(grid, new, study, run_id):
+        if lost_on_the_way(reply):
+            # It went away with the question in hand; it is asked again when it shows up.
+            roster.asked.discard(node)
+            continue
+        _enrol(roster, node, reply, nodes[node], study)
+    return [roster.sites[node] for node in new if node in roster.sites]
 
 
 def lost_on_the_way(message: Message) -> bool:
@@ -175,8 +228,10 @@ def _announce(roster: Roster, study: Study, progress: Progress) -> None:
         progress.note(f"site {site.name} doesn't take part: {site.outcome}")
 
 
-def _require_quorum(roster: Roster, study: Study) -> None:
+def _require_quorum(roster: Roster, study: Study, tiers: Collection[str]) -> None:
     for tier, needed in (("strong", study.federation.min_strong), ("weak", study.federation.min_weak)):
+        if tier not in tiers:
+            continue
         there = [site.name for site in roster.of_tier(tier)]
         if len(there) < needed:
             others = [f"{site.name} ({site.outcome})" for site in roster.refused]

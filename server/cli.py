@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from pydantic import BaseModel
@@ -20,6 +20,9 @@ from rich.text import Text
 
 from common.errors import ExitCode, FedcorpusError
 from server.site_commands import app as site_app
+
+if TYPE_CHECKING:
+    from server.launch import Launch
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -91,6 +94,33 @@ def up(
 ) -> None:
     """Run a study as a real federation on this machine: SuperLink with TLS, one SuperNode process per site."""
     _launch(study, sites, out, "processes", as_json, weak_env)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that was left unfinished.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run from its last finished round; nothing is asked of a site, or charged, twice."""
+    from server.launch import prepare_resume
+
+    _execute(prepare_resume(run), as_json)
+
+
+@app.command()
+def manifest(
+    base: Annotated[str, typer.Argument(help="A model, as in generator.base of a study.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """A model's files with their SHA-256, and their digest: what generator.sha256 of a study pins."""
+    from common.models.manifest import manifest_of_base
+
+    found = manifest_of_base(base)
+    if as_json:
+        typer.echo(json.dumps({"sha256": found.digest, "files": dict(found.files)}))
+        return
+    typer.echo(found.text, nl=False)
+    messages.print(f'generator.sha256 = "{found.digest}"', markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -223,21 +253,28 @@ def options(
 
 
 def _launch(study: Path, sites: Path, out: Path | None, engine: str, as_json: bool, weak_env: Path | None) -> None:
-    from server.launch import execute, prepare
+    from server.launch import prepare
+
+    here = Path(sys.executable).parent
+    launch = prepare(
+        study,
+        sites,
+        out or _new_folder(study.stem),
+        "processes" if engine == "processes" else "simulation",
+        weak_environment=_environment(weak_env) if weak_env else here,
+        strong_environment=here,
+    )
+    _execute(launch, as_json)
+
+
+def _execute(launch: Launch, as_json: bool) -> None:
+    from server.launch import execute
     from server.progress_view import ProgressView
     from server.report import render_summary
     from server.summary import read_summary
 
-    launch = prepare(study, sites, out or _new_folder(study.stem))
-    here = Path(sys.executable).parent
     with ProgressView(messages) as view:
-        execute(
-            launch,
-            "processes" if engine == "processes" else "simulation",
-            view.show,
-            weak_environment=_environment(weak_env) if weak_env else here,
-            strong_environment=here,
-        )
+        execute(launch, view.show)
     if as_json:
         typer.echo(launch.workspace.summary_json.read_text(encoding="utf-8"))
         return

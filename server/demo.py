@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from common.codes import Attribute
 from common.errors import DataError, MissingExtraError, UserError
+from common.models.manifest import Manifest, manifest_of_base
 
 HOSPITALS = 6
 STRONG = 2
@@ -94,10 +95,10 @@ def prepare_demo(
     if root.exists() and any(root.iterdir()):
         raise UserError(f"{root}: the demo's folder isn't empty; name a new one with --out")
     rows = _packaged_reviews() if data is None else _own_file(data, str(site_column), code_columns, text_column)
-    return _write(root, rows)
+    return _write(root, rows, manifest_of_base(_MODEL))
 
 
-def _write(root: Path, rows: _Rows) -> PreparedDemo:
+def _write(root: Path, rows: _Rows, model: Manifest) -> PreparedDemo:
     sites = root / "sites"
     sites.mkdir(parents=True)
     names = sorted(rows.by_hospital, key=lambda name: -len(rows.by_hospital[name]))
@@ -110,7 +111,7 @@ def _write(root: Path, rows: _Rows) -> PreparedDemo:
         tier = "strong" if name in strong else "weak"
         (sites / f"{name}.toml").write_text(_site_toml(name, tier, size, file), encoding="utf-8")
     study_file = root / "study.toml"
-    study_file.write_text(_study_toml(rows, size, len(names)), encoding="utf-8")
+    study_file.write_text(_study_toml(rows, size, len(names), model), encoding="utf-8")
     held = ", ".join(
         f"{name} ({'strong' if name in strong else 'weak'}, {len(rows.by_hospital[name])})" for name in names
     )
@@ -138,7 +139,7 @@ max_delta = 1e-3
 """
 
 
-def _study_toml(rows: _Rows, size_class: int, hospitals: int) -> str:
+def _study_toml(rows: _Rows, size_class: int, hospitals: int, model: Manifest) -> str:
     attributes = "\n".join(
         f"[[codes.attributes]]\nname = {json.dumps(a.name)}\n"
         f"values = {json.dumps(list(a.values), ensure_ascii=False)}\n"
@@ -161,6 +162,8 @@ delta = 1e-4
 
 [generator]
 base = "{_MODEL}"
+# As `fedcorpus manifest {_MODEL}` prints it: a machine with another model of that name refuses.
+sha256 = "{model.digest}"
 rank = 4
 alpha = 8.0
 target_modules = ["q_proj", "v_proj"]

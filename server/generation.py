@@ -9,7 +9,7 @@ import copy
 import logging
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,7 @@ class TextSampler:
     """Samples distinct texts for control codes from a generator as it stands when the sampler is made."""
 
     def __init__(self, generator: Generator, study: Study) -> None:
-        self._tokenizer = generator.tokenizer
+        self._architecture, self._tokenizer = generator.architecture, generator.tokenizer
         self._model = _merged(generator)
         self._codes: ControlCodes = study.codes
         self._options: Pool = study.pool
@@ -104,43 +104,32 @@ class TextSampler:
 
     def _generate(self, codes: NDArray[np.int64], attempt: int, start: int) -> list[str]:
         prompts = [self._prompts[code] for code in codes]
-        width = max(len(prompt) for prompt in prompts)
-        pad = self._tokenizer.pad_token_id
-        ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-        with torch.inference_mode(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_stream(self._options.seed, len(self._seen), attempt, start))
-            output = self._decode(ids, mask)
+        # Of its own, so that the process's random state stays as it is.
+        source = torch.Generator(self._model.device)
+        source.manual_seed(_stream(self._options.seed, len(self._seen), attempt, start))
+        with torch.inference_mode():
+            output = self._decode(prompts, source)
         decoded: list[str] = self._tokenizer.batch_decode(output, skip_special_tokens=True)
         return decoded
 
-    def _decode(self, ids: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
-        """Continue left-padded prompts token by token; ends with each row's end token or the length limit."""
-        end, cache = self._tokenizer.eos_token_id, None
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        done = torch.zeros(ids.shape[0], dtype=torch.bool)
-        rows: list[list[int]] = [[] for _ in range(ids.shape[0])]
-        for _ in range(self._options.max_new_tokens):
-            output = self._model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            cache = output.past_key_values
-            logits = output.logits[:, -1].float() / self._options.temperature
-            token = nucleus_sample(logits, self._options.top_p)
-            done |= token == end
-            for row, ended, value in zip(rows, done.tolist(), token.tolist(), strict=True):
-                if not ended:
-                    row.append(value)
-            if bool(done.all()):
+    def _decode(self, prompts: Sequence[Sequence[int]], source: torch.Generator | None = None) -> list[list[int]]:
+        """Continue prompts token by token; ends with each row's end token or the length limit."""
+        continuation, end = self._architecture.start(self._model, prompts), self._tokenizer.eos_token_id
+        drawn: list[torch.Tensor] = []
+        ended: Any = False
+        for _ in range(self._longest(prompts)):
+            logits = continuation.next(drawn[-1] if drawn else None).float() / self._options.temperature
+            drawn.append(nucleus_sample(logits, self._options.top_p, source))
+            ended |= drawn[-1] == end
+            if bool(ended.all()):
                 break
-            ids, positions = token[:, None], positions[:, -1:] + 1
-            mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
-        return rows
+        return [_until(end, row) for row in torch.stack(drawn, dim=1).tolist()]
+
+    def _longest(self, prompts: Sequence[Sequence[int]]) -> int:
+        context = self._architecture.context
+        if context is None:
+            return self._options.max_new_tokens
+        return min(self._options.max_new_tokens, *(self._architecture.room(prompt, context) for prompt in prompts))
 
     def _reason_to_drop(self, text: str, code: int) -> str:
         if not any(character.isalnum() for character in text):
@@ -159,7 +148,7 @@ class TextSampler:
         )
 
 
-def nucleus_sample(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+def nucleus_sample(logits: torch.Tensor, top_p: float, source: torch.Generator | None = None) -> torch.Tensor:
     """One token a row from the nucleus: the smallest set of most likely tokens whose mass reaches ``top_p``. Exact.
 
     The nucleus is nearly always small, so only the `HEAD` most likely tokens are ordered; the whole vocabulary is, for
@@ -169,6 +158,8 @@ def nucleus_sample(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     ----------
     logits
         float32 of shape ``(rows, vocabulary)``, divided by the temperature.
+    source
+        Of randomness, on the logits' device; the process's own if it isn't given.
 
     Returns
     -------
@@ -176,16 +167,16 @@ def nucleus_sample(logits: torch.Tensor, top_p: float) -> torch.Tensor:
         int64 of shape ``(rows,)``.
     """
     if top_p >= 1:
-        return torch.multinomial(logits.softmax(dim=-1), 1)[:, 0]
+        return torch.multinomial(logits.softmax(dim=-1), 1, generator=source)[:, 0]
     log_total = logits.logsumexp(dim=-1, keepdim=True)
-    tokens = torch.empty(logits.shape[0], dtype=torch.long)
-    waiting = torch.arange(logits.shape[0])
+    tokens = torch.empty(logits.shape[0], dtype=torch.long, device=logits.device)
+    waiting = torch.arange(logits.shape[0], device=logits.device)
     for size in (min(HEAD, logits.shape[1]), logits.shape[1]):
         values, order = logits[waiting].topk(size, dim=-1)
         mass = (values - log_total[waiting]).exp()
         before = mass.cumsum(dim=-1) - mass
         whole = (before[:, -1] + mass[:, -1] >= top_p) | (size == logits.shape[1])
-        drawn = torch.multinomial(mass * (before < top_p), 1)
+        drawn = torch.multinomial(mass * (before < top_p), 1, generator=source)
         tokens[waiting[whole]] = order.gather(1, drawn)[whole, 0]
         waiting = waiting[~whole]
         if not waiting.numel():
@@ -199,8 +190,11 @@ def _merged(generator: Generator) -> Any:
     Merged in float32 and rounded once: added to bfloat16 weights, a small update would be lost weight by weight. The
     generator's own model stays as it is.
     """
-    dtype = torch.bfloat16 if generator.options.dtype == "bfloat16" else torch.float32
-    return copy.deepcopy(generator.model).float().merge_and_unload().to(dtype).eval()
+    return copy.deepcopy(generator.model).float().merge_and_unload().to(generator.dtype).eval()
+
+
+def _until(end: int, tokens: list[int]) -> list[int]:
+    return tokens[: tokens.index(end)] if end in tokens else tokens
 
 
 def _tidy(raw: str) -> str:

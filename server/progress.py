@@ -20,11 +20,19 @@ PHASES = ("census", "training", "pool", "votes", "corpus")
 
 
 class Progress:
-    """Writes events: ``phase`` (started, its total), ``step`` (done so far), ``note``, ``finished``, ``failed``."""
+    """Writes events: ``phase`` (started, its total), ``step`` (done so far), ``note``, ``finished``, ``failed``.
+
+    A run that goes on adds to the events of its earlier attempts.
+
+    Attributes
+    ----------
+    seconds
+        Duration of each finished phase, over all attempts.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.seconds: dict[str, float] = {}
+        self.seconds = _seconds_so_far(path)
         self._last_step = 0.0
 
     @contextmanager
@@ -33,8 +41,9 @@ class Progress:
         started = time.monotonic()
         self._write(event="phase", phase=name, total=total)
         yield
-        self.seconds[name] = round(time.monotonic() - started, 1)
-        self._write(event="phase-done", phase=name, seconds=self.seconds[name])
+        seconds = round(time.monotonic() - started, 1)
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 1)
+        self._write(event="phase-done", phase=name, seconds=seconds)
 
     def step(self, phase: str, done: int, total: int) -> None:
         """So much of a phase is done."""
@@ -61,12 +70,27 @@ class Progress:
             file.write(json.dumps({"at": round(time.time(), 3), **event}) + "\n")
 
 
-class ProgressReader:
-    """Reads new events of a progress file that may not exist yet, or end in half a line."""
+def _seconds_so_far(path: Path) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for event in ProgressReader(path).new_events():
+        if event["event"] == "phase-done":
+            phase = str(event["phase"])
+            seconds[phase] = round(seconds.get(phase, 0.0) + float(event["seconds"]), 1)
+    return seconds
 
-    def __init__(self, path: Path) -> None:
+
+class ProgressReader:
+    """Reads new events of a progress file that may not exist yet, or end in half a line.
+
+    Parameters
+    ----------
+    skip
+        Whether to leave out the events that are there already, of earlier attempts.
+    """
+
+    def __init__(self, path: Path, *, skip: bool = False) -> None:
         self._path = path
-        self._position = 0
+        self._position = path.stat().st_size if skip and path.exists() else 0
 
     def new_events(self) -> list[dict[str, Any]]:
         """Whole events that were written since the last call."""

@@ -17,11 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from server.progress import PHASES
+from server.strategies.aggregation import RoundReport
 from server.summary import CodeSummary, Sample, SiteSummary, Summary, phases
 from server.workspace import Workspace, write_atomically
 
 MAX_CODES = 30
 SHOWN_CODES = 20
+SHOWN_ROUNDS = 10
 SCREEN_CHARACTERS = 400
 """Of a sample, on a screen: five lines at 80 columns."""
 PAGE_CHARACTERS = 2000
@@ -52,6 +54,8 @@ def render_summary(summary: Summary, console: Console) -> None:
     console.print()
     console.print(_code_table(summary))
     console.print(_site_table(summary))
+    if summary.rounds:
+        console.print(_round_table(summary))
     for line in (_origin(summary), _promise(summary)):
         console.print(Text(line))
         console.print()
@@ -104,6 +108,16 @@ def to_markdown(summary: Summary) -> str:
             "|---|---|---:|---:|---|---:|",
             *sites,
             "",
+            "## Training",
+            "",
+            "Signal to noise: the most that a round's signal can be over its noise, from public numbers alone. Shared: "
+            "which part of their change of the adapter the sites have in common, estimated from the noised changes. "
+            "Then the norm of each site's change, and its cosine with the mean change of the others.",
+            "",
+            "| round | signal to noise | shared | changes by site |",
+            "|---:|---:|---:|---|",
+            *(f"| {' | '.join(_cell(cell) for cell in _round_cells(report))} |" for report in summary.rounds),
+            "",
             "## Samples",
             "",
             *(samples or ["- none"]),
@@ -153,6 +167,27 @@ def _site_table(summary: Summary) -> Table:
             _epsilon(site),
         )
     return table
+
+
+def _round_table(summary: Summary) -> Table:
+    table = _table("Training rounds: changes of the adapter (cosine with the others')")
+    for heading in ("round", "signal/noise", "shared"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("change by site", overflow="fold")
+    first = summary.rounds[:-SHOWN_ROUNDS]
+    if first:
+        table.add_row(f"1-{len(first)}", "…", "…", "in summary.json")
+    for report in summary.rounds[len(first) :]:
+        table.add_row(*(Text(_printable(cell)) for cell in _round_cells(report)))
+    return table
+
+
+def _round_cells(report: RoundReport) -> tuple[str, str, str, str]:
+    changes = ", ".join(
+        f"{u.site} {u.norm:.3g}" + ("" if u.cosine is None else f" ({u.cosine:+.2f})") for u in report.updates
+    )
+    shared = "-" if report.shared is None else f"{report.shared:.1%}"
+    return str(report.round), f"≤ {report.signal_to_noise:.2g}", shared, changes
 
 
 def _table(title: str) -> Table:

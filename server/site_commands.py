@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from common.site.config import Site
     from common.site.ledger import Ledger
+    from common.study import Study
 
 app = typer.Typer(no_args_is_help=True, help="What a hospital runs.")
 
@@ -33,7 +35,7 @@ def check(
     site: SiteFile,
     study: Annotated[Path, typer.Option("--study", help="The study you were asked to join.")],
 ) -> None:
-    """Read your documents as the study would, and say what is wrong."""
+    """Read your documents, and at a strong site the model, as the study would, and say what is wrong."""
     from common.site.check import check_site
     from common.site.config import Site
     from common.site.policy import check_study
@@ -42,7 +44,8 @@ def check(
     loaded, config = Study.load(study), Site.load(site)
     check_study(config, loaded)
     found = check_site(config, loaded)
-    screen.print(Text(f"site {config.name} ({config.tier})\n{found.report}"), soft_wrap=True)
+    read = f"\n{_read_by_the_model(config, loaded)}" if config.tier == "strong" else ""
+    screen.print(Text(f"site {config.name} ({config.tier})\n{found.report}{read}"), soft_wrap=True)
 
 
 @app.command()
@@ -171,6 +174,21 @@ def approve(site: SiteFile, study: StudyHash, by: Person = None) -> None:
 def decline(site: SiteFile, study: StudyHash, by: Person = None) -> None:
     """Decline a study, also one that was approved before."""
     _decide(site, study, "declined", by)
+
+
+def _read_by_the_model(site: Site, study: Study) -> str:
+    """How much of the documents the model takes, in words; for the operator's eyes only."""
+    from common.models.generator import Generator
+    from common.site.documents import Documents
+
+    generator, documents = Generator(study.generator, site.models, site.machine.device), Documents.load(site, study)
+    rooms = [generator.room(prompt) for prompt in generator.prompts(study.codes)]
+    whole = generator.encode(documents.texts, [sys.maxsize] * len(documents))
+    cut = sum(len(text) > rooms[code] for text, code in zip(whole, documents.codes, strict=True))
+    return (
+        f"the model is there, on {generator.device}; {cut} documents are longer than the {study.generator.max_tokens} "
+        "tokens that it takes with their code, and are cut"
+    )
 
 
 def _ledger(site: Site) -> Ledger:

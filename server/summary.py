@@ -15,6 +15,8 @@ from common.site.plan import site_plan
 from common.study import Study
 from server.aggregate import sum_profiles
 from server.corpus import check_corpus
+from server.known_site import NOT_ASKED
+from server.strategies.aggregation import RoundReport
 from server.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -86,6 +88,7 @@ class Summary(_Frozen):
     pool_size: int = Field(description="Candidates that were voted on.")
     corpus_size: int = Field(description="Texts in the corpus.")
     dropped: Mapping[str, int] = Field(description="Generated texts that weren't kept, by reason.")
+    rounds: tuple[RoundReport, ...] = Field(description="What the updates of each training round say.")
     samples: tuple[Sample, ...] = Field(description="A few texts, spread over the codes.")
     seconds: Mapping[str, float] = Field(description="Duration of each phase.")
     files: Mapping[str, str] = Field(description="Where the artefacts are.")
@@ -102,6 +105,7 @@ def summarise(
     votes: Ballots,
     corpus: AssembledCorpus,
     drops: Drops,
+    rounds: Sequence[RoundReport],
     progress: Progress,
 ) -> Summary:
     """Build the summary of a finished run."""
@@ -121,6 +125,7 @@ def summarise(
         pool_size=len(pool),
         corpus_size=len(corpus.texts),
         dropped=dict(drops.counts),
+        rounds=tuple(rounds),
         samples=_samples(study, corpus),
         seconds=dict(progress.seconds),
         files={
@@ -154,7 +159,8 @@ def _site(study: Study, site: SiteRecord) -> SiteSummary:
 
 def _plan_of(study: Study, site: SiteRecord) -> PrivacyPlan | None:
     """What a site that was asked has charged at most; None if it wasn't, or refused."""
-    if site.outcome == "not asked" or site.tier not in ("strong", "weak") or site.outcome.startswith("refused"):
+    untouched = not site.answers and (site.outcome == NOT_ASKED or site.outcome.startswith("refused"))
+    if untouched or site.tier not in ("strong", "weak"):
         return None
     try:
         return site_plan(study, site.tier, site.size_class)

@@ -22,6 +22,26 @@ class Workspace:
         return self.root / "study.json"
 
     @property
+    def identity(self) -> Path:
+        """The run's name, by which sites know it (JSON)."""
+        return self.root / "run.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the run stands after the last finished round (npz)."""
+        return self.root / "checkpoint.npz"
+
+    @property
+    def launch(self) -> Path:
+        """How the run was started on this machine (JSON)."""
+        return self.root / "launch.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held while the run goes on."""
+        return self.root / ".lock"
+
+    @property
     def progress(self) -> Path:
         """Append-only progress events, one JSON object a line."""
         return self.root / "progress.jsonl"
@@ -66,10 +86,10 @@ class Workspace:
         """The summary for people (Markdown)."""
         return self.root / "SUMMARY.md"
 
-    @property
-    def federation(self) -> Path:
-        """Logs, certificates and databases of a federation that runs on this machine."""
-        return self.root / "federation"
+    def new_federation(self) -> Path:
+        """Folder for logs, certificates and databases of a federation on this machine: one for every attempt."""
+        taken = len(list(self.root.glob("federation*")))
+        return self.root / ("federation" if not taken else f"federation-{taken + 1}")
 
     def create(self) -> Workspace:
         """Make the folder."""
@@ -78,13 +98,18 @@ class Workspace:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new and nothing between."""
+    """Write a file, durably, so that a reader, or a crash, sees the old content or the new and nothing between."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,18 @@ def _a_coordinator_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a random two-layer Llama with a tokenizer."""
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a random two-layer model of a family, with a tokenizer; made when it is first asked for."""
+    return cache(lambda kind: make_tiny_model(tmp_path_factory.mktemp("models") / f"tiny-{kind}", kind))
 
 
 @pytest.fixture(scope="session")
-def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(tiny: Callable[[str], Path]) -> Path:
+    """Folder of a random two-layer Llama with a tokenizer."""
+    return tiny("llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2(tiny: Callable[[str], Path]) -> Path:
     """Folder of a random two-layer GPT-2 with a tokenizer."""
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny-gpt2", "gpt2")
+    return tiny("gpt2")

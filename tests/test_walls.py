@@ -56,6 +56,10 @@ def test_the_walls_hold() -> None:
         ("deploy/local.py", "import torch", TORCH),
         ("client_weak/client_app.py", "import common.models.generator", GENERATOR),
         ("common/site/documents.py", "import common.models.generator", GENERATOR),
+        ("common/site/documents.py", "import common.models.architectures", GENERATOR),
+        ("common/models/manifest.py", "import common.models.architectures", GENERATOR),
+        ("common/models/manifest.py", "import torch", TORCH),
+        ("common/models/lora.py", "import torch", TORCH),
     ],
 )
 def test_a_planted_import_across_a_wall_is_noticed(tmp_path: Path, file: str, line: str, contract: str) -> None:
@@ -74,6 +78,7 @@ def test_a_new_module_is_behind_the_wall(tmp_path: Path) -> None:
     [
         ("client_strong/client_app.py", "import torch"),
         ("server/census.py", "import common.models.generator"),
+        ("common/models/architectures.py", "import torch"),
         ("client_weak/votes.py", "import common.study"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Public models: the generator (the only module of ``common`` that knows torch) and the sentence embedder."""
+"""Public models: the generator and its architectures (all of ``common`` that knows torch) and the sentence embedder."""

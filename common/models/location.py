@@ -10,7 +10,7 @@ from common.errors import ModelError
 
 _PACKAGE = "package:"
 
-_FROM_HUB = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_FROM_HUB = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.tiktoken", "*.bpe"]
 """Weights, configuration and tokenizer; no pickles, and none of the other formats that repositories keep."""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -130,6 +130,6 @@ def _download(base: str) -> Path:
         return Path(snapshot_download(base, allow_patterns=_FROM_HUB))
     except (OSError, ValueError, ImportError) as cause:
         raise ModelError(
-            f"generator.base is {base!r}: no such folder here, and no such model on the hub can be had; a folder, a hub "
-            "id or 'package:NAME' is accepted"
+            f"generator.base is {base!r}: no such folder here, and no such model can be had from the hub; a folder, a "
+            "hub id or 'package:NAME' is accepted"
         ) from cause

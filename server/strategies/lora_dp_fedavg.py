@@ -1,13 +1,13 @@
 """Phase 1: federated averaging of DP-trained LoRA adapters over the strong sites (RAFT, phase 1).
 
-The server sends the adapter, every strong site runs E DP-SGD steps and returns its noisy adapter, and the mean with
-public weights is the next adapter. With frozen A the mean of the B is exact: mean(B_i) A = mean(B_i A).
+The server sends the adapter, every strong site runs E DP-SGD steps and returns the weights that the round trains,
+noised; combined with public weights and through the server's optimiser they make the next adapter.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,14 +18,19 @@ from numpy.typing import NDArray
 
 from common.errors import FedcorpusError, QuorumError
 from common.models.generator import check_adapter
+from common.models.lora import trained_names
 from common.protocol import TRAIN, Adapter, TrainReply, TrainRequest, addressed
+from common.site.plan import strong_plan
 from common.study import Study
-from server.census import Roster, SiteRecord, failure_code, sent_to
+from server.census import Roster, SiteRecord, failure_code, sent_to, welcome
+from server.checkpoint import Checkpoint
 from server.progress import Progress
+from server.strategies.aggregation import RoundReport, report_round, signal_to_noise, trimmed_mean, weighted_mean
+from server.strategies.server_optimizer import ServerOptimizer
 
 log = logging.getLogger("fedcorpus.server")
 
-Checkpoint = Callable[[int, Adapter], None]
+OnRound = Callable[[Checkpoint], None]
 Profile = NDArray[np.int64]
 
 
@@ -39,14 +44,27 @@ class FineTuned:
         The averaged adapter after the last round.
     profiles
         Noisy profile of each strong site that answered, int64 ``(codes,)``.
+    reports
+        What the updates of each round say.
     """
 
     adapter: Adapter
     profiles: Mapping[str, Profile]
+    reports: Sequence[RoundReport]
 
 
 class LoraDpFedAvg(Strategy):
-    """FedAvg over the strong sites of a roster; a site that fails costs its contribution, not the run."""
+    """FedAvg over the strong sites of a roster; a site that fails costs its contribution, not the run.
+
+    A site that shows up between rounds joins.
+
+    Parameters
+    ----------
+    start
+        Where to go on from.
+    on_round
+        Called with the state after every round, before the next begins.
+    """
 
     def __init__(
         self,
@@ -55,52 +73,61 @@ class LoraDpFedAvg(Strategy):
         roster: Roster,
         frozen_sha256: str,
         progress: Progress,
-        checkpoint: Checkpoint,
+        start: Checkpoint,
+        on_round: OnRound,
     ) -> None:
         self._study = study
         self._run_id = run_id
         self._roster = roster
-        self._sites = {site.node_id: site for site in roster.of_tier("strong")}
         self._frozen_sha256 = frozen_sha256
         self._progress = progress
-        self._checkpoint = checkpoint
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._on_round = on_round
+        self._finished = start.round
+        self._optimizer = ServerOptimizer(study.training.server, start.optimizer)
+        self._profiles: dict[str, Profile] = dict(start.profiles)
+        self._reports = list(start.reports)
+        self._adapter: Adapter = start.adapter
         self._sent: list[Message] = []
-        self._profiles: dict[str, Profile] = {}
+
+    @property
+    def _sites(self) -> Mapping[int, SiteRecord]:
+        return {site.node_id: site for site in self._roster.of_tier("strong")}
 
     def fine_tune(self, grid: Grid, initial: Adapter) -> FineTuned:
-        """Run R rounds from ``initial``.
+        """Run the rounds that are left, from ``initial`` if none is finished.
 
         Raises
         ------
         QuorumError
             If fewer strong sites than the study's minimum gave a valid answer in a round.
         """
-        self._shapes = {name: value.shape for name, value in initial.items()}
-        result = self.start(
-            grid,
-            _to_arrays(initial),
-            num_rounds=self._study.training.rounds,
-            timeout=self._study.federation.round_seconds,
-        )
-        return FineTuned(_to_adapter(result.arrays), dict(self._profiles))
+        self._adapter = self._adapter or initial
+        left = self._study.training.rounds - self._finished
+        if left:
+            # Flower counts from 1; what a round is called here goes on from those that are finished.
+            timeout = self._study.federation.round_seconds
+            self.start(grid, _to_arrays(self._adapter), num_rounds=left, timeout=timeout)
+        return FineTuned(self._adapter, dict(self._profiles), list(self._reports))
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One training request for every strong site that is online."""
+        for site in welcome(grid, self._study, self._run_id, self._roster):
+            self._progress.note(f"{site.tier} site {site.name} has joined")
         online = set(grid.get_node_ids())
         for site in self._sites.values():
             if site.node_id not in online:
                 self._lost(site, "offline")
-        request = TrainRequest(self._study, self._run_id, server_round, _to_adapter(arrays), self._frozen_sha256)
+        this_round = self._finished + 1
+        request = TrainRequest(self._study, self._run_id, this_round, self._adapter, self._frozen_sha256)
         records = request.to_records()
         self._sent = [
             Message(
                 addressed(records, site.ledger),
                 dst_node_id=node,
                 message_type=TRAIN,
-                group_id=str(server_round),
+                group_id=str(this_round),
             )
             for node, site in self._sites.items()
             if node in online
@@ -110,7 +137,7 @@ class LoraDpFedAvg(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Mean of the valid adapters, with public weights."""
+        """The next adapter, from the valid ones; the run's state is durable when this returns."""
         nodes, silent = sent_to(self._sent), {m.metadata.dst_node_id for m in self._sent}
         adapters: dict[str, Adapter] = {}
         for message in replies:
@@ -121,11 +148,22 @@ class LoraDpFedAvg(Strategy):
                 adapters[self._sites[node].name] = adapter
         for node in silent:
             self._lost(self._sites[node], "no answer in time")
-        self._require_quorum(server_round, adapters)
-        mean = self._mean(adapters)
-        self._checkpoint(server_round, mean)
-        self._progress.step("training", server_round, self._study.training.rounds)
-        return _to_arrays(mean), None
+        self._require_quorum(adapters)
+        self._finished += 1
+        self._report(adapters)
+        self._adapter = self._optimizer.step(self._adapter, self._combined(adapters))
+        self._on_round(
+            Checkpoint(
+                round=self._finished,
+                adapter=self._adapter,
+                optimizer=self._optimizer.state,
+                profiles=self._profiles,
+                sites=self._roster.known(),
+                reports=self._reports,
+            )
+        )
+        self._progress.step("training", self._finished, self._study.training.rounds)
+        return _to_arrays(self._adapter), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -141,12 +179,17 @@ class LoraDpFedAvg(Strategy):
         """Log the public settings."""
         training = self._study.training
         log.info(
-            "LoraDpFedAvg: %d strong sites, %d rounds of %d steps, weights %s, %d adapter weights",
+            "LoraDpFedAvg: %d strong sites, rounds %d to %d of %d steps, %s, %s weights, server %s, "
+            "LoRA %s of %d weights",
             len(self._sites),
+            self._finished + 1,
             training.rounds,
             training.steps,
+            training.aggregation,
             training.weights,
-            sum(int(np.prod(shape)) for shape in self._shapes.values()),
+            training.server.optimizer,
+            self._study.generator.lora,
+            sum(value.size for value in self._adapter.values()),
         )
 
     def _accept(self, site: SiteRecord, message: Message) -> Adapter | None:
@@ -155,7 +198,7 @@ class LoraDpFedAvg(Strategy):
             return None
         try:
             reply = TrainReply.from_records(message.content, codes=len(self._study.codes))
-            check_adapter(reply.adapter, self._shapes)
+            check_adapter(reply.adapter, self._shapes())
         except FedcorpusError:
             self._lost(site, "malformed adapter")
             return None
@@ -169,22 +212,33 @@ class LoraDpFedAvg(Strategy):
         site.failed(reason)
         self._progress.note(f"strong site {site.name} gave nothing this round: {reason}")
 
-    def _require_quorum(self, server_round: int, adapters: Mapping[str, Adapter]) -> None:
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """What a site must answer in this round."""
+        names = trained_names(self._study.generator.lora, self._adapter, self._finished + 1)
+        return {name: self._adapter[name].shape for name in names}
+
+    def _require_quorum(self, adapters: Mapping[str, Adapter]) -> None:
         needed = self._study.federation.min_strong
         if len(adapters) >= needed:
             return
         states = ", ".join(f"{site.name} ({site.outcome})" for site in self._sites.values())
         raise QuorumError(
-            f"round {server_round}: {len(adapters)} strong sites answered, the study needs {needed}: {states}"
+            f"round {self._finished + 1}: {len(adapters)} strong sites answered, the study needs {needed}: {states}"
         )
 
-    def _mean(self, adapters: Mapping[str, Adapter]) -> Adapter:
-        weights = np.array([self._weight(name) for name in adapters], dtype=np.float64)
-        weights /= weights.sum()
-        return {
-            name: np.tensordot(weights, np.stack([a[name] for a in adapters.values()]), axes=1).astype(np.float32)
-            for name in self._shapes
-        }
+    def _combined(self, adapters: Mapping[str, Adapter]) -> Adapter:
+        if self._study.training.aggregation == "trimmed-mean":
+            return trimmed_mean(list(adapters.values()), self._study.training.trim)
+        return weighted_mean(list(adapters.values()), [self._weight(name) for name in adapters])
+
+    def _report(self, adapters: Mapping[str, Adapter]) -> None:
+        sizes = {site.name: site.size_class for site in self._sites.values()}
+        noise = [strong_plan(self._study, sizes[name]).training.noise_multiplier for name in adapters]
+        weights = sum(value.size for value in next(iter(adapters.values())).values())
+        report = report_round(self._finished, self._adapter, adapters, signal_to_noise(self._study, noise, weights))
+        self._reports.append(report)
+        self._progress.note(str(report))
+        log.info("%s", report)
 
     def _weight(self, site: str) -> float:
         if self._study.training.weights == "equal" or site not in self._profiles:
@@ -194,7 +248,3 @@ class LoraDpFedAvg(Strategy):
 
 def _to_arrays(adapter: Adapter) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(value, dtype=np.float32)) for name, value in adapter.items()})
-
-
-def _to_adapter(arrays: ArrayRecord) -> Adapter:
-    return {name: array.numpy() for name, array in arrays.items()}

@@ -22,6 +22,7 @@ from common.errors import FedcorpusError, QuorumError
 from common.protocol import PROFILE_AND_VOTE, CandidatePool, VoteReply, VoteRequest, addressed
 from common.study import Study
 from server.census import Roster, SiteRecord, failure_code, lost_on_the_way
+from server.known_site import NOT_ASKED
 from server.progress import Progress
 
 log = logging.getLogger("fedcorpus.server")
@@ -69,6 +70,9 @@ class ProfileAndVote:
         pending: dict[str, int] = {}
         tries: Counter[int] = Counter()
         deadline = time.monotonic() + self._study.federation.vote_seconds
+        for site in self._sites.values():
+            # Whatever it was in an earlier attempt of the run.
+            site.outcome = NOT_ASKED
         while (open_ := self._open(replies, pending, tries)) and time.monotonic() < deadline:
             ready = sorted(set(open_) & set(grid.get_node_ids()) - set(pending.values()))
             messages = [
@@ -126,7 +130,7 @@ class ProfileAndVote:
 
     def _close(self, replies: Mapping[int, VoteReply]) -> None:
         for node, site in self._sites.items():
-            if node not in replies and site.outcome == "not asked":
+            if node not in replies and site.outcome == NOT_ASKED:
                 self._lost(site, "no answer in time")
         needed = self._study.federation.min_weak
         if len(replies) < needed:

@@ -211,6 +211,7 @@ ALTERNATIVES: dict[str, Any] = {
     "dtype": "bfloat16",
     "sha256": "ab" * 32,
     "lora": "plain",
+    "learning_rate": 0.5,
     "aggregation": "trimmed-mean",
     "weights": "noisy-profile",
     "neighbours": 2,
@@ -238,7 +239,7 @@ def test_every_field_is_part_of_the_hash(path: tuple[str | int, ...]) -> None:
 
 def _another(key: str | int, value: Any) -> Any:
     if key == "optimizer":
-        return "fedadam" if value == "fedavg" else "sgd"
+        return "fedavgm" if value == "fedavg" else "sgd"
     if key in ALTERNATIVES:
         return ALTERNATIVES[str(key)]
     if isinstance(value, bool):

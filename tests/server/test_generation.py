@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from common.study import Study
 from server import generation
 from server.generation import TextSampler, nucleus_sample
 from tests.hospitals import small_study
+from tests.tiny_model import CONTEXT, ENCODER_DECODER, FAMILIES
 
 
 def _sampler(base: Path, **pool: object) -> TextSampler:
@@ -57,15 +59,6 @@ def test_control_characters_and_line_breaks_do_not_get_into_a_text(
     monkeypatch.setattr(sampler, "_generate", lambda codes, *_: ["a\u2028b\x00c\x1b[31m \n\nd\u202ee"] * codes.size)
     (text,) = sampler.sample(np.array([1, 0, 0, 0]))
     assert text.text == "a b c [31m d e"
-
-
-def test_a_padded_batch_continues_its_prompts_as_single_ones_do(tiny_model: Path) -> None:
-    """Greedy at temperature near 0: left padding must not change what the model says."""
-    sampler = _sampler(tiny_model, temperature=1e-4, top_p=1.0)
-    sampler._prompts[1] = sampler._prompts[1] + sampler._prompts[0]
-    together = sampler._generate(np.array([0, 1]), 0, 0)
-    alone = [sampler._generate(np.array([code]), 0, 0)[0] for code in (0, 1)]
-    assert together == alone
 
 
 def test_sampling_leaves_the_generator_and_the_random_state_alone(tiny_model: Path) -> None:
@@ -114,15 +107,43 @@ def test_sampled_tokens_follow_the_exact_nucleus(top_p: float, head: int, monkey
     assert stats.chisquare(counted[kept].numpy(), (expected[kept] * 40_000).numpy()).pvalue > 1e-5
 
 
-def test_the_decode_loop_says_what_the_librarys_greedy_decoding_says(tiny_model: Path, tiny_gpt2: Path) -> None:
-    for base in (tiny_model, tiny_gpt2):
-        sampler = _sampler(base, temperature=1e-4, top_p=0.5)
-        ids = torch.tensor([sampler._prompts[0]])
-        with torch.inference_mode():
-            ours = sampler._decode(ids, torch.ones_like(ids))[0]
-            theirs = sampler._model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8,
-                pad_token_id=sampler._tokenizer.pad_token_id,
-            )[0, ids.shape[1] :].tolist()  # fmt: skip
-        end = sampler._tokenizer.eos_token_id
-        assert ours == (theirs[: theirs.index(end)] if end in theirs else theirs)
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_decode_loop_says_what_the_librarys_greedy_decoding_says(tiny: Callable[[str], Path], kind: str) -> None:
+    sampler = _sampler(tiny(kind), temperature=1e-4, top_p=1e-6)
+    ids = torch.tensor([sampler._prompts[0]])
+    with torch.inference_mode():
+        ours = sampler._decode([sampler._prompts[0]])[0]
+        theirs = sampler._model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8,
+            pad_token_id=sampler._tokenizer.pad_token_id,
+        )[0].tolist()  # fmt: skip
+    # An encoder-decoder gives the token that its decoder starts with, a causal model the prompt.
+    theirs = theirs[1:] if kind in ENCODER_DECODER else theirs[ids.shape[1] :]
+    end = sampler._tokenizer.eos_token_id
+    assert ours == (theirs[: theirs.index(end)] if end in theirs else theirs)
+    assert ours
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_padded_batch_continues_its_prompts_as_single_ones_do(tiny: Callable[[str], Path], kind: str) -> None:
+    """Greedy, by a nucleus of one token: padding must not change what the model says."""
+    sampler = _sampler(tiny(kind), temperature=1e-4, top_p=1e-6)
+    prompts = [sampler._prompts[0], sampler._prompts[0] + sampler._prompts[1]]
+    with torch.inference_mode():
+        assert sampler._decode(prompts) == [sampler._decode([prompt])[0] for prompt in prompts]
+
+
+def test_a_text_ends_where_the_models_context_does(tiny: Callable[[str], Path]) -> None:
+    """GPT-2 has no position after its last: a longer text would be an error deep in the model."""
+    sampler = _sampler(tiny("gpt2"), max_new_tokens=40)
+    with torch.inference_mode():
+        (row,) = sampler._decode([[5] * (CONTEXT - 3)])
+    assert len(row) <= 3
+
+
+@pytest.mark.parametrize("kind", ["llama", "bart"])
+def test_the_same_pool_seed_gives_the_same_texts(tiny: Callable[[str], Path], kind: str) -> None:
+    wanted = np.array([3, 0, 3, 0])
+    one, two, other = (_sampler(tiny(kind), seed=seed).sample(wanted) for seed in (0, 0, 1))
+    assert one == two
+    assert one != other

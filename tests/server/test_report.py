@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from server.report import render_summary, to_markdown, write_summary
+from server.strategies.aggregation import RoundReport, SiteUpdate
 from server.summary import CodeSummary, Sample, SiteSummary, Summary, read_summary
 from server.workspace import Workspace, replace_folder
 
@@ -33,6 +34,13 @@ def _summary(codes: int = 2) -> Summary:
             )
             for i in range(codes)
         ),
+        rounds=(
+            RoundReport(round=1, signal_to_noise=0.5, shared=None,
+                        updates=(SiteUpdate(site="north", norm=1.5, cosine=None),)),
+            RoundReport(round=2, signal_to_noise=0.5, shared=0.031,
+                        updates=(SiteUpdate(site="north", norm=1.5, cosine=0.2),
+                                 SiteUpdate(site="south", norm=2.5, cosine=0.2))),
+        ),
         samples=(Sample(label="topic=0", text=HOSTILE),), files={"corpus": "/x"}, software={}, warnings=("west: lost",),
     )  # fmt: skip
 
@@ -48,6 +56,18 @@ def test_the_table_fits_80_columns_and_names_what_is_missing() -> None:
     assert all(len(line.rstrip()) <= 80 for line in shown.splitlines() if "/" not in line)
     for words in ("t1", "north", "7.990", "no answer in time", "west: lost", "for adding or removing one record"):
         assert words in " ".join(shown.split())
+
+
+def test_rounds_are_shown_with_every_sites_change_and_the_first_of_many_are_left_out() -> None:
+    shown = _shown(_summary())
+    assert "3.1%" in shown
+    assert "north 1.5 (+0.20), south 2.5 (+0.20)" in shown
+    assert "| 2 | ≤ 0.5 | 3.1% | north 1.5 (+0.20), south 2.5 (+0.20) |" in to_markdown(_summary())
+    many = tuple(_summary().rounds[1].model_copy(update={"round": n}) for n in range(1, 31))
+    shown = _shown(_summary().model_copy(update={"rounds": many}))
+    assert "1-20" in shown
+    assert shown.count("south 2.5") == 10
+    assert "Training rounds" not in _shown(_summary().model_copy(update={"rounds": ()}))
 
 
 def test_a_synthetic_text_is_shown_as_it_is_without_effect() -> None:
@@ -91,7 +111,7 @@ def test_a_promise_is_never_rounded_to_look_better(epsilon: float, said: str) ->
 
 def test_a_very_long_text_does_not_bury_the_table() -> None:
     summary = _summary().model_copy(update={"samples": (Sample(label="topic=0", text="word " * 4000),)})
-    assert len(_shown(summary).splitlines()) < 40
+    assert len(_shown(summary).splitlines()) < 50
     assert len(to_markdown(summary)) < 5000
 
 
@@ -99,8 +119,10 @@ def test_a_very_long_text_does_not_bury_the_table() -> None:
 def test_no_name_value_or_warning_acts_as_markup(hostile: str) -> None:
     code = _summary().codes[0].model_copy(update={"values": (hostile,), "label": hostile})
     site = _summary().sites[0].model_copy(update={"name": hostile, "outcome": hostile})
+    update = _summary().rounds[0].updates[0].model_copy(update={"site": hostile})
     summary = _summary().model_copy(
         update={
+            "rounds": (_summary().rounds[0].model_copy(update={"updates": (update,)}),),
             "attributes": (hostile,), "codes": (code,), "sites": (site,), "warnings": (hostile,), "study": hostile,
             "files": {"corpus": hostile}, "samples": (Sample(label=hostile, text=hostile),),
         }
@@ -113,7 +135,7 @@ def test_no_name_value_or_warning_acts_as_markup(hostile: str) -> None:
         assert "\x1b[2J" not in text
         assert "\x1b]8" not in text, "no hyperlink"
     assert page.count("\n# ") == 0
-    assert sum(line.startswith("#") for line in page.splitlines()) == 6
+    assert sum(line.startswith("#") for line in page.splitlines()) == 7
     assert page.count("`") % 2 == 0 or "\\`" in page
 
 

@@ -68,6 +68,26 @@ def test_closing_counts_what_was_given_out_in_the_renyi_filter_alone(asked_once:
     assert len(_events(asked_once)) == 4, "closing twice is closing once"
 
 
+@pytest.mark.parametrize(("max_tokens", "cut"), [(48, 41), (100, 1), (256, 0)])
+def test_site_check_counts_the_documents_that_the_model_cuts(
+    tmp_path: Path, tiny_model: Path, max_tokens: int, cut: int
+) -> None:
+    write_study(tmp_path, small_study(tiny_model, generator={"max_tokens": max_tokens}))
+    long = {**rows(1)[0], "text": "The staff were kind. " * 20}
+    site = write_site(tmp_path, "north", "strong", [*rows(40, 1), long])
+    shown = _fedcorpus("site", "check", site, "--study", "study.toml", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert f"the model is there, on cpu; {cut} documents are longer than the {max_tokens} tokens" in shown.stdout
+
+
+def test_site_check_refuses_a_model_that_is_not_the_studys(tmp_path: Path, tiny_model: Path) -> None:
+    write_study(tmp_path, small_study(tiny_model, generator={"sha256": "0" * 64}))
+    site = write_site(tmp_path, "north", "strong", rows(40))
+    shown = _fedcorpus("site", "check", site, "--study", "study.toml", cwd=tmp_path)
+    assert shown.returncode == 2
+    assert "the study pins files of digest 000" in shown.stderr
+
+
 @pytest.mark.parametrize("digits", ["zzz", ""])
 def test_closing_a_run_that_is_not_there_is_one_sentence(asked_once: Path, digits: str) -> None:
     result = _fedcorpus("site", "close", asked_once, digits, cwd=asked_once.parent)
