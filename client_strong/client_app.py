@@ -89,7 +89,7 @@ def _ready(
     """
     if machine.checkpointing:
         _return_freed_memory()
-    generator = Generator(options, dict(local))
+    generator = Generator(options, dict(local), machine.device)
     computed = GRADIENTS[machine.gradients](generator, checkpointing=machine.checkpointing)
     check_gradients(generator, computed)
     return generator, computed

@@ -181,12 +181,21 @@ def plan(
          f"discrete Gaussian, scale {weak.votes.scale:.3f}", weak.epsilon, weak.delta),
         ("weak", "profile", f"discrete Gaussian, scale {weak.profile.scale:.3f}", weak.epsilon, weak.delta),
     ]  # fmt: skip
+    signal = loaded.training.batch_size / strong.training.noise_multiplier
     if as_json:
         keys = ("tier", "release", "noise", "joint_epsilon", "delta")
         releases = [dict(zip(keys, row, strict=True)) for row in rows]
         accounting = loaded.privacy.accounting
         typer.echo(
-            json.dumps({"study": loaded.sha256, "accounting": accounting, "releases": releases, "joint_saves": saved})
+            json.dumps(
+                {
+                    "study": loaded.sha256,
+                    "accounting": accounting,
+                    "releases": releases,
+                    "joint_saves": saved,
+                    "step_signal_to_noise_times_root_of_weights": signal,
+                }
+            )
         )
         return
     title = f"Study {loaded.name}: what each site would release (size class {size})"
@@ -201,7 +210,9 @@ def plan(
         Text(
             f"One promise for all of a site's releases ({own}) needs {saved['strong']:.1%} less training noise, "
             f"{saved['weak']:.1%} less vote noise\nand {saved['profile']:.0%} less profile noise than the paper's way, "
-            f"which splits the same epsilon and delta\nand adds (profile: {loaded.privacy.paper_profile_share:.0%})."
+            f"which splits the same epsilon and delta\nand adds (profile: {loaded.privacy.paper_profile_share:.0%}).\n"
+            f"A training step's signal is at most {signal:.3g}/√d of its noise, with d trained weights (a million: "
+            f"{signal / 1000:.2g});\nover a round {loaded.training.steps**0.5:.3g} times that, and over n sites √n times."
         ),
         soft_wrap=True,
     )

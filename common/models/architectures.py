@@ -76,22 +76,6 @@ class Batch:
         """The same batch on a device."""
         return Batch.of({name: tensor.to(device) for name, tensor in self.inputs.items()}, self.targets.to(device))
 
-    @property
-    def input_ids(self) -> torch.Tensor:
-        """What the model reads first, a causal one all of it."""
-        return self.inputs["input_ids"]
-
-    @property
-    def attention_mask(self) -> torch.Tensor:
-        """1 where `input_ids` holds a token."""
-        return self.inputs["attention_mask"]
-
-    @property
-    def labels(self) -> torch.Tensor:
-        """`targets` as transformers' causal models take them: aligned with `input_ids`, not with the logits."""
-        first = torch.full_like(self.targets[:, :1], IGNORED)
-        return torch.cat([first, self.targets[:, :-1]], dim=1)
-
 
 class Continuation(ABC):
     """Texts that grow token by token, one for each prompt, from keys and values that are kept."""

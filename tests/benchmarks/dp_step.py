@@ -29,9 +29,10 @@ import numpy as np
 import torch
 
 from client_strong import gradients as gradients_module
-from client_strong import trainer
+from client_strong import head_losses, trainer
 from client_strong.gradients import FusedGradients, OpacusGradients, PerSampleGradients
 from client_strong.trainer import AdapterOptimizer, TrainingDocuments, noisy_gradient
+from common.models import architectures
 from common.models import generator as generator_module
 from common.models.generator import Batch, Generator
 from common.privacy import noise
@@ -55,7 +56,9 @@ COMPARED = ("plain", "fused-checkpointed", "opacus", "ghost", "lattice")
 
 MEMORY_METHODS = ("plain", "fused", "fused-checkpointed", *(() if QUICK else ("plain-checkpointed", "opacus", "ghost")))
 
-MEASURED = (gradients_module, trainer, generator_module, noise, shapes, sys.modules[__name__])
+MEASURED = (
+    gradients_module, head_losses, trainer, architectures, generator_module, noise, shapes, sys.modules[__name__],
+)  # fmt: skip
 TIME_LIMITS = {"smollm2": 0.90, "gpt2": 0.95}
 MEMORY_LIMIT, CHECKPOINTED_LIMIT = 0.80, 0.20
 
@@ -142,8 +145,8 @@ def _plain(generator: Generator, *, checkpointing: bool = False) -> Callable[[Tr
 
     def step(documents: TrainingDocuments) -> None:
         batch = Batch(documents.prompts, documents.texts)
-        logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits
-        _document_means(logits, batch.labels).mean().backward()
+        logits = model(**batch.inputs, use_cache=False).logits
+        _document_means(logits, batch.targets).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -154,10 +157,9 @@ def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(function, *arguments, use_reentrant=False)
 
 
-def _document_means(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _document_means(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """`document_losses` as a library computes them: over rows, which is faster than over the middle axis."""
-    targets = labels[:, 1:]
-    rows = logits[:, :-1].float().reshape(-1, logits.shape[-1])
+    rows = logits.float().reshape(-1, logits.shape[-1])
     losses = torch.nn.functional.cross_entropy(rows, targets.reshape(-1), ignore_index=-100, reduction="none")
     return losses.view(targets.shape).sum(dim=1) / (targets != -100).sum(dim=1).clamp(min=1)
 
@@ -165,8 +167,8 @@ def _document_means(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 class _DocumentLoss(torch.nn.Module):
     reduction = "mean"
 
-    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        losses = _document_means(logits, labels)
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses = _document_means(logits, targets)
         return losses if self.reduction == "none" else losses.mean()
 
 
@@ -190,8 +192,8 @@ def _ghost(generator: Generator) -> Callable[[TrainingDocuments], object]:
 
     def step(documents: TrainingDocuments) -> None:
         batch = Batch(documents.prompts, documents.texts)
-        logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False).logits
-        criterion(logits, batch.labels).backward()
+        logits = model(**batch.inputs, use_cache=False).logits
+        criterion(logits, batch.targets).backward()
         optimizer.step()
         optimizer.zero_grad()
 

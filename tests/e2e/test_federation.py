@@ -19,16 +19,21 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from common.models.manifest import manifest_of_base
 from common.site.config import Site
 from common.site.ledger import Ledger
 from common.study import Study
 from server.aggregate import quotas
+from server.checkpoint import read_checkpoint
 from server.corpus import read_corpus, read_pool, read_profiles
 from server.demo import prepare_demo
 from server.summary import read_summary
 from server.workspace import Workspace
 from tests.hospitals import NHS_FEEDBACK
 from tests.test_install import WEAK_VENV
+
+LONG = 30
+"""Rounds of a run that is interrupted."""
 
 FEDCORPUS = str(Path(sys.executable).parent / "fedcorpus")
 
@@ -42,6 +47,7 @@ def _prepare(folder: Path, tiny_model: Path) -> tuple[Path, Path]:
     text = demo.study_file.read_text()
     for pattern, value in {
         r'base = ".*"': f"base = {json.dumps(str(tiny_model))}",
+        r'sha256 = ".*"': f'sha256 = "{manifest_of_base(str(tiny_model)).digest}"',
         r'dtype = ".*"': 'dtype = "float32"',
         r"rounds = \d+": "rounds = 2",
         r"steps = \d+": "steps = 2",
@@ -159,9 +165,13 @@ def test_flowers_simulation_gives_a_corpus(tmp_path: Path, tiny_model: Path) -> 
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(300)
-def test_a_terminated_command_takes_its_processes_with_it(tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.timeout(600)
+def test_a_terminated_command_takes_its_processes_with_it_and_its_run_can_go_on(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     study, sites = _prepare(tmp_path, tiny_model)
+    # Long enough to be caught in the middle.
+    study.write_text(study.read_text().replace("rounds = 2", f"rounds = {LONG}"))
     with subprocess.Popen(
         [FEDCORPUS, "simulate", str(study), "--sites", str(sites), "--out", str(tmp_path / "run")],
         env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "coordinator")},
@@ -171,12 +181,24 @@ def test_a_terminated_command_takes_its_processes_with_it(tmp_path: Path, tiny_m
     ) as command:
         assert command.stderr is not None
         for line in command.stderr:
-            if "rounds of DP LoRA" in line:
+            if "round 1: signal/noise" in line:
                 break
         assert _processes_of(tmp_path / "run")
         command.terminate()
         assert command.wait(60) == 1
     assert not _processes_of(tmp_path / "run")
+    left = read_checkpoint(Workspace(tmp_path / "run"), Study.load(study)).round
+    assert 1 <= left < LONG
+    resumed = _fedcorpus("resume", "run", cwd=tmp_path)
+    assert "census of the sites: done" in resumed.stderr
+    _check_corpus(study, sites, tmp_path / "run")
+    for file in sites.glob("*.toml"):
+        with Ledger.of(Site.load(file)) as ledger:
+            kinds = [event["kind"] for event in ledger.export("")["events"]]
+        assert kinds.count("reservation") == 1
+        assert kinds.count("release") == (LONG if Site.load(file).tier == "strong" else 1)
+    with pytest.raises(AssertionError, match="this run is finished"):
+        _fedcorpus("resume", "run", cwd=tmp_path)
 
 
 def _in(words: Sequence[str], text: str) -> bool:
