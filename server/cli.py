@@ -181,6 +181,7 @@ def plan(
          f"discrete Gaussian, scale {weak.votes.scale:.3f}", weak.epsilon, weak.delta),
         ("weak", "profile", f"discrete Gaussian, scale {weak.profile.scale:.3f}", weak.epsilon, weak.delta),
     ]  # fmt: skip
+    over_a_round = loaded.training.steps**0.5
     signal = loaded.training.batch_size / strong.training.noise_multiplier
     if as_json:
         keys = ("tier", "release", "noise", "joint_epsilon", "delta")
@@ -212,7 +213,7 @@ def plan(
             f"{saved['weak']:.1%} less vote noise\nand {saved['profile']:.0%} less profile noise than the paper's way, "
             f"which splits the same epsilon and delta\nand adds (profile: {loaded.privacy.paper_profile_share:.0%}).\n"
             f"A training step's signal is at most {signal:.3g}/√d of its noise, with d trained weights (a million: "
-            f"{signal / 1000:.2g});\nover a round {loaded.training.steps**0.5:.3g} times that, and over n sites √n times."
+            f"{signal / 1000:.2g});\nover a round {over_a_round:.3g} times that, and over n sites √n times."
         ),
         soft_wrap=True,
     )
