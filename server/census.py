@@ -201,6 +201,10 @@ def _enrol(roster: Roster, node: int, message: Message, registered: str, study: 
         roster.refused.append(site)
         return
     roster.sites[node] = site
+    for earlier in [known for known in roster.gone if known.name == site.name]:
+        # It took part in an earlier attempt, and is back.
+        site.answers, site.outcome = earlier.answers, earlier.outcome
+        roster.gone.remove(earlier)
     if reply.ledger is not None:
         # An older head, from an earlier run, is asked back first: so a fork that has grown further is noticed too.
         site.ledger = roster.heads.last(reply.ledger.ledger) or reply.ledger

@@ -45,8 +45,9 @@ class _Row(NamedTuple):
 
 def write_summary(workspace: Workspace, summary: Summary) -> None:
     """Write ``summary.json`` and ``SUMMARY.md``."""
-    write_atomically(workspace.summary_json, summary.model_dump_json(indent=1).encode())
     write_atomically(workspace.summary_text, to_markdown(summary).encode())
+    # Last: a run that has it is finished.
+    write_atomically(workspace.summary_json, summary.model_dump_json(indent=1).encode())
 
 
 def render_summary(summary: Summary, console: Console) -> None:

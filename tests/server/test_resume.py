@@ -266,6 +266,33 @@ def test_a_site_that_shows_up_between_rounds_joins_and_is_charged_for_what_is_le
     assert [len(report.updates) for report in summary.rounds] == [1, 2, 2]
 
 
+def test_a_site_that_is_back_only_later_goes_on_where_it_was(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospitals = _Hospitals(tmp_path, tiny_model, federation={"census_seconds": 1})
+    with monkeypatch.context() as patch:
+        _kill_after(patch, LoraDpFedAvg, "aggregate_train", 1, before=False)
+        with pytest.raises(Killed):
+            run_study(hospitals.grid(), hospitals.open())
+
+    class Late(InProcessGrid):
+        """South is back when a training question is out."""
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            ids = super().push_messages(messages)
+            if any(m.metadata.message_type == TRAIN for m in self.sent) and 12 not in self.contexts:
+                self.contexts[12] = InProcessGrid({12: hospitals.files[2]}).contexts[12]
+            return ids
+
+    run_study(Late({node + 10: file for node, file in hospitals.files.items() if node != 2}), hospitals.reopen())
+    sites = read_summary(Workspace(tmp_path / "run")).sites
+    assert sorted((site.name, site.answers) for site in sites) == [
+        ("east", 1), ("north", 3), ("south", 2), ("west", 1),
+    ]  # fmt: skip
+    assert [e["content"]["key"] for e in hospitals.events("south") if e["kind"] == "release"] == ["train/1", "train/3"]
+    assert verify(tmp_path / "run", read_exports([hospitals.exports()])).holds
+
+
 @pytest.mark.parametrize("aggregation", ["mean", "trimmed-mean"])
 @pytest.mark.parametrize("optimizer", ["fedavg", "fedavgm", "fedadam"])
 @pytest.mark.parametrize("lora", ["ffa", "plain", "alternating"])

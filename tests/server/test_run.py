@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from flwr.app import Context, Message
 from common.client_app import app as client_app
 from common.errors import QuorumError
 from common.models.generator import Generator
+from common.models.manifest import manifest_of_base
 from common.protocol import CENSUS, PROFILE_AND_VOTE, TRAIN, LedgerHead, pack_release, release_records
 from common.site.config import Site
 from common.site.ledger import Ledger
@@ -363,6 +364,31 @@ def test_patient_units_plain_lora_and_profile_weights_run_too(tmp_path: Path, ti
     adapter = Generator(run.study.generator).adapter()
     assert any("lora_A" in name for name in adapter)
     assert {s.outcome for s in read_summary(run.workspace).sites} == {"answered"}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma3", "bart", "t5"])
+def test_other_kinds_of_models_run_too(tmp_path: Path, tiny: Callable[[str], Path], kind: str) -> None:
+    base = tiny(kind)
+    pinned = {"sha256": manifest_of_base(str(base)).digest, "target_modules": "attention"}
+    run = _run(tmp_path, base, InProcessGrid(_hospitals(tmp_path)), generator=pinned)
+    assert {s.outcome for s in read_summary(run.workspace).sites} == {"answered"}
+    assert len(read_corpus(run.workspace, run.study.codes)) == run.study.corpus.size
+
+
+def test_a_site_whose_copy_of_the_model_differs_by_a_byte_takes_no_part(tmp_path: Path, tiny_model: Path) -> None:
+    copy = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    sites = _hospitals(tmp_path)
+    file = sites[1]
+    file.write_text(file.read_text() + f'[models]\n"{tiny_model}" = "{copy}"\n')
+    pinned = {"sha256": manifest_of_base(str(tiny_model)).digest}
+    run = _run(tmp_path, tiny_model, InProcessGrid(sites), generator=pinned)
+    outcomes = {site.name: site.outcome for site in read_summary(run.workspace).sites}
+    assert outcomes == {"north": "MODEL_UNUSABLE", "south": "answered", "east": "answered", "west": "answered"}
+    with Ledger.of(Site.load(file)) as ledger:
+        assert ledger.spent() == (0, 0)
 
 
 def test_a_run_folder_is_used_once(finished: Any, tmp_path: Path) -> None:
