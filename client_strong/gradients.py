@@ -34,6 +34,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
 from client_strong.head_losses import Losses, lean
+from client_strong.products import product
 from client_strong.replaced import replaced
 from common.errors import ModelError
 from common.models import lora
@@ -334,17 +335,17 @@ class _Layer:
         return self.weight.dtype in _MERGED_DTYPES
 
     def matrix(self) -> torch.Tensor:
-        """What a row of inputs is multiplied by, of shape ``(in, out)``; with the adapter if the layer merges.
+        """The layer's weight, of shape ``(out, in)``; with the adapter if the layer merges.
 
         Computed anew in the backward pass: it costs a hundredth of a product, and keeping it would cost a copy of the
         model.
         """
         if not self.merges:
-            return self.weight if self.transposed else self.weight.t()
+            return self.weight.t() if self.transposed else self.weight
         a, b = self.a.detach().to(self.weight.dtype), self.b.detach().to(self.weight.dtype)
         if self.transposed:
-            return torch.addmm(self.weight, a.t(), b.t(), alpha=self.scaling)
-        return torch.addmm(self.weight, b, a, alpha=self.scaling).t()
+            return torch.addmm(self.weight, a.t(), b.t(), alpha=self.scaling).t()
+        return torch.addmm(self.weight, b, a, alpha=self.scaling)
 
 
 def _adapted_layers(model: Any) -> list[_Layer]:
@@ -493,11 +494,10 @@ class _FusedLora(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, layer: _Layer, samples: _Samples
     ) -> torch.Tensor:
-        rows, matrix = x.reshape(-1, x.shape[-1]), layer.matrix()
-        y = rows @ matrix if layer.bias is None else torch.addmm(layer.bias, rows, matrix)
-        inner = None
+        rows = x.reshape(-1, x.shape[-1])
+        y, inner = product(rows, layer.matrix(), layer.bias), None
         if not layer.merges:
-            inner = rows @ a.to(x.dtype).t()
+            inner = product(rows, a.to(x.dtype))
             y.addmm_(inner, (layer.scaling * b).to(x.dtype).t())
         ctx.save_for_backward(x if a.requires_grad or b.requires_grad else None, inner)
         ctx.layer, ctx.samples = layer, samples
@@ -511,10 +511,10 @@ class _FusedLora(torch.autograd.Function):  # type: ignore[misc]
         rows = g.reshape(-1, g.shape[-1])
         outer: Any = None
         if needs_a or (needs_x and not layer.merges):
-            outer = rows @ layer.b.detach().to(g.dtype)
+            outer = product(rows, layer.b.detach().to(g.dtype).t())
         if needs_b:
             if inner is None:
-                inner = x.reshape(-1, x.shape[-1]) @ layer.a.detach().to(x.dtype).t()
+                inner = product(x.reshape(-1, x.shape[-1]), layer.a.detach().to(x.dtype))
             by_document = samples.by_document(g, layer)
             samples.add(layer.b, by_document, inner.view(*by_document.shape[:2], -1), layer.scaling)
         if needs_a:
@@ -522,7 +522,7 @@ class _FusedLora(torch.autograd.Function):  # type: ignore[misc]
             samples.add(layer.a, outer.view(*by_document.shape[:2], -1), by_document, layer.scaling)
         if not needs_x:
             return None, None, None, None, None
-        to_x = rows @ layer.matrix().t()
+        to_x = product(rows, layer.matrix().t())
         if not layer.merges:
             to_x.addmm_(outer, layer.a.detach().to(g.dtype), alpha=layer.scaling)
         return to_x.view(*g.shape[:-1], -1), None, None, None, None

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from client_strong.products import product
 from client_strong.replaced import replaced
 from common.models.generator import Batch, Generator, document_losses
 
@@ -96,11 +97,11 @@ class _HeadLosses(torch.autograd.Function):  # type: ignore[misc]
         for start in range(0, target.numel(), _HEAD_TOKENS):
             chunk = slice(start, start + _HEAD_TOKENS)
             where, picked, share = (document[chunk], position[chunk]), target[chunk, None], shares[chunk]
-            logits = torch.nn.functional.linear(hidden[where], weight, bias).float()
+            logits = product(hidden[where], weight, bias).float()
             log_p = torch.log_softmax(logits, dim=1)
             losses.index_add_(0, where[0], -log_p.gather(1, picked)[:, 0] * share)
             to_logits = log_p.exp_().scatter_add_(1, picked, torch.full_like(log_p[:, :1], -1)).mul_(share[:, None])
-            to_hidden[where] = to_logits.to(weight.dtype) @ weight
+            to_hidden[where] = product(to_logits.to(weight.dtype), weight.t())
         ctx.save_for_backward(to_hidden)
         return losses
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from client_strong import gradients as gradients_module
-from client_strong import head_losses, trainer
+from client_strong import head_losses, products, trainer
 from client_strong.gradients import FusedGradients, OpacusGradients, PerSampleGradients
 from client_strong.trainer import AdapterOptimizer, TrainingDocuments, noisy_gradient
 from common.models import architectures
@@ -57,7 +57,8 @@ COMPARED = ("plain", "fused-checkpointed", "opacus", "ghost", "lattice")
 MEMORY_METHODS = ("plain", "fused", "fused-checkpointed", *(() if QUICK else ("plain-checkpointed", "opacus", "ghost")))
 
 MEASURED = (
-    gradients_module, head_losses, trainer, architectures, generator_module, noise, shapes, sys.modules[__name__],
+    gradients_module, head_losses, products, trainer, architectures, generator_module, noise, shapes,
+    sys.modules[__name__],
 )  # fmt: skip
 TIME_LIMITS = {"smollm2": 0.90, "gpt2": 0.95}
 MEMORY_LIMIT, CHECKPOINTED_LIMIT = 0.80, 0.20
