@@ -39,7 +39,7 @@ def prepared(site: Site, request: VoteRequest) -> Compute:
     """Read documents and embedder; what comes back computes the noisy profile and the noisy ballot."""
     study = request.study
     documents = Documents.load(site, study)
-    embedder = load_embedder(study.voting.embedder, site.models)
+    embedder = load_embedder(study.voting, site.models)
     log.info("voting on %d candidates", len(request.pool))
 
     def compute(task: Task) -> Answer:

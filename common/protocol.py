@@ -272,8 +272,9 @@ class VoteRequest:
         if set(arrays) != {"texts", "codes"}:
             raise ProtocolError(f"vote request: pool holds {sorted(arrays)}; 'codes' and 'texts' are accepted")
         study = _study(head)
-        texts = _unpack_texts(arrays["texts"])
         codes = arrays["codes"]
+        _check_pool_size(study, arrays["texts"], codes)
+        texts = _unpack_texts(arrays["texts"])
         if codes.dtype != np.int32 or codes.shape != (len(texts),):
             raise ProtocolError(f"vote request: {len(texts)} texts but codes are {codes.dtype} {codes.shape}")
         if codes.size and not (codes.min() >= 0 and codes.max() < len(study.codes)):
@@ -433,6 +434,15 @@ def _release_bytes(records: RecordDict) -> bytes:
 def _pack_texts(texts: tuple[str, ...]) -> NDArray[np.uint8]:
     lines = "\n".join(json.dumps(text, ensure_ascii=False) for text in texts)
     return np.frombuffer(lines.encode("utf-8", "surrogatepass"), dtype=np.uint8)
+
+
+def _check_pool_size(study: Study, packed: NDArray[np.uint8], codes: NDArray[Any]) -> None:
+    """Refuse a pool larger than its study's before any of its texts is made."""
+    lines = int(np.count_nonzero(packed == ord("\n"))) + 1 if packed.size else 0
+    if max(lines, codes.size) > study.pool.size:
+        raise ProtocolError(
+            f"vote request: {max(lines, codes.size)} candidates; the study's pool.size allows {study.pool.size}"
+        )
 
 
 def _unpack_texts(packed: NDArray[np.uint8]) -> tuple[str, ...]:

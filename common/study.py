@@ -22,6 +22,9 @@ from common.errors import StudyError
 MOST_STEPS = 1_000_000
 """Steps of a study: planning the noise of so many takes a site twenty seconds and 300 MB."""
 
+MOST_CANDIDATES = 1_000_000
+"""Of a pool: a weak site holds a text, a vector and a vote of each."""
+
 
 class Privacy(Section):
     """The promise: one joint (epsilon, delta) per site for everything this study releases from it.
@@ -198,7 +201,7 @@ class Training(Section):
 class Pool(Section):
     """The candidate pool that the weak sites vote on."""
 
-    size: int = Field(default=1000, ge=1, description="Number of candidates over all codes.")
+    size: int = Field(default=1000, ge=1, le=MOST_CANDIDATES, description="Number of candidates over all codes.")
     floor: float = Field(
         default=0.3,
         ge=0,
@@ -234,6 +237,16 @@ class Voting(Section):
     embedder: str = Field(
         default="wordllama",
         description="Sentence embedder: 'wordllama' (static, no torch) or 'sentence-transformers:FOLDER-OR-ID'.",
+    )
+    embedder_sha256: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="Digest of the embedder's files, as 'fedcorpus manifest EMBEDDER' prints it; a site whose embedder "
+        "has another one refuses. Unset means that any embedder of that name is taken.",
+    )
+    similarity: Literal["cosine", "l2", "inner"] = Field(
+        default="cosine",
+        description="What is nearest: the largest cosine, the least Euclidean distance, or the largest inner product.",
     )
 
 

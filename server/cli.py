@@ -109,18 +109,23 @@ def resume(
 
 @app.command()
 def manifest(
-    base: Annotated[str, typer.Argument(help="A model, as in generator.base of a study.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(help="As in generator.base or voting.embedder of a study.", show_default=False),
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """A model's files with their SHA-256, and their digest: what generator.sha256 of a study pins."""
+    """A model's files with their SHA-256, and their digest: what a study pins."""
+    from common.models.embedder import is_embedder, manifest_of_embedder
     from common.models.manifest import manifest_of_base
 
-    found = manifest_of_base(base)
+    option = "voting.embedder_sha256" if is_embedder(model) else "generator.sha256"
+    found = manifest_of_embedder(model) if is_embedder(model) else manifest_of_base(model)
     if as_json:
         typer.echo(json.dumps({"sha256": found.digest, "files": dict(found.files)}))
         return
     typer.echo(found.text, nl=False)
-    messages.print(f'generator.sha256 = "{found.digest}"', markup=False, highlight=False, soft_wrap=True)
+    messages.print(f'{option} = "{found.digest}"', markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -1,120 +1,208 @@
 """Sentence embedders, chosen by the study. The default runs on numpy alone, so a weak site needs no torch.
 
-A new embedder is one function and one entry in `EMBEDDERS`.
+A text's vector may depend on that text alone, to the last bit: else one unit could move another's votes. So a batch is
+allowed only where an embedder's arithmetic keeps a text's vector as it is alone; a test holds it for each.
+
+A new embedder is one class and one entry in `EMBEDDERS`.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import MissingExtraError, ModelError
+from common.models.manifest import Manifest, check_pinned
+from common.study import Voting
 
 Embeddings = NDArray[np.float32]
+
+MOST_CHARACTERS = 16_384
+"""Of a text that are read; what comes after has no part in its vector. Bounds the memory that one text takes."""
+
+_BATCH_CHARACTERS = 1 << 18
+"""With padding, of the texts that are embedded together."""
 
 
 class Embedder(Protocol):
     """Turns texts into vectors."""
 
     def embed(self, texts: Sequence[str]) -> Embeddings:
-        """Unit vectors, float32 of shape ``(texts, dimension)``; private where the texts are.
+        """Vectors of any length, float32 of shape ``(texts, dimension)``; private where the texts are.
 
-        A text's vector may depend on that text alone, to the last bit: else one unit could move another's votes.
+        A text's vector depends on that text alone, to the last bit.
         """
 
 
-def load_embedder(name: str, local: Mapping[str, Path] | None = None) -> Embedder:
+class _Kind(Protocol):
+    """A kind of embedder: where its files are, and how they are loaded."""
+
+    @staticmethod
+    def source(model: str) -> Path:
+        """Folder of the files that define it. Raises ModelError, MissingExtraError."""
+
+    @staticmethod
+    def load(source: Path) -> Embedder:
+        """The embedder that those files make. Raises ModelError."""
+
+
+def load_embedder(options: Voting, local: Mapping[str, Path] | None = None) -> Embedder:
     """Load the embedder that a study names.
 
     Parameters
     ----------
-    name
-        ``KIND`` or ``KIND:MODEL``.
+    options
+        ``voting.embedder`` is ``KIND`` or ``KIND:MODEL``; ``voting.embedder_sha256`` pins its files.
     local
         Where models lie on this machine, from ``site.toml``: name in the study -> folder.
 
     Raises
     ------
-    ModelError, MissingExtraError
+    ModelError
+        If there is no such embedder, or its files aren't those that the study pins.
+    MissingExtraError
+        If its library isn't installed.
     """
-    kind, _, model = name.partition(":")
-    if kind not in EMBEDDERS:
-        raise ModelError(f"voting.embedder is {name!r}; one of {sorted(EMBEDDERS)} is accepted")
-    return EMBEDDERS[kind](str((local or {}).get(name, model)))
+    name, pinned = options.embedder, options.embedder_sha256
+    kind, source = _found(name, local)
+    if pinned is not None:
+        check_pinned("voting.embedder", name, source, Manifest.of(source), pinned)
+    return kind.load(source)
+
+
+def manifest_of_embedder(name: str, local: Mapping[str, Path] | None = None) -> Manifest:
+    """The files of ``voting.embedder``, whose digest a study pins. Raises as `load_embedder` does."""
+    return Manifest.of(_found(name, local)[1])
+
+
+def is_embedder(name: str) -> bool:
+    """Whether ``name`` is of a known kind; nothing is loaded."""
+    return name.partition(":")[0] in EMBEDDERS
+
+
+def cleaned(text: str) -> str:
+    """A text as embedders read it: NFC, one blank for any white space, nothing that can't be seen, and not too long.
+
+    Two texts that look the same to a reader then have the same vector, and a candidate gets no vote for characters that
+    aren't shown. A text with nothing to see is a full stop: an empty one would have no vector.
+    """
+    text = unicodedata.normalize("NFC", text[:MOST_CHARACTERS])
+    if not text.isprintable():
+        # White space first: a line break isn't printable either, but separates words.
+        text = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
+    return " ".join(text.split()) or "."
 
 
 class _Wordllama:
     """Static token embeddings, mean-pooled (256 dimensions)."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: Path) -> None:
         import wordllama
 
-        folder = Path(str(wordllama.__file__)).parent
         # Its own package folder is the cache: the weights come with the wheel and nothing is downloaded.
-        self._model = wordllama.WordLlama.load(cache_dir=folder, disable_download=True)
+        self._model = wordllama.WordLlama.load(cache_dir=source, disable_download=True)
+
+    @staticmethod
+    def source(model: str) -> Path:
+        if model:
+            raise ModelError(f"voting.embedder 'wordllama' takes no model name, but {model!r} follows it")
+        module = importlib.util.find_spec("wordllama")
+        if module is None or module.origin is None:
+            raise MissingExtraError("voting.embedder is 'wordllama', which isn't installed; pip install fedcorpus")
+        return Path(module.origin).parent
+
+    @classmethod
+    def load(cls, source: Path) -> Embedder:
+        return cls(source)
 
     def embed(self, texts: Sequence[str]) -> Embeddings:
-        return _normalised(np.asarray(self._model.embed(_visible(texts), norm=True), dtype=np.float32))
+        # A token's vector is added to the sum of those before it, and padding adds zeros at the end: a text's sum is
+        # the same in any batch.
+        vectors = np.zeros((len(texts), self._model.embedding.shape[1]), dtype=np.float32)
+        readable = [cleaned(text) for text in texts]
+        for batch in _batches(readable):
+            found = self._model.embed([readable[i] for i in batch], norm=False, batch_size=len(batch))
+            vectors[batch] = found
+        return _finite(vectors)
 
 
 class _SentenceTransformers:
     """Any sentence-transformers model (the paper's choice)."""
 
-    def __init__(self, model: str) -> None:
-        from sentence_transformers import SentenceTransformer
+    def __init__(self, model: Any) -> None:
+        self._model = model
 
+    @staticmethod
+    def source(model: str) -> Path:
+        if not model:
+            raise ModelError("voting.embedder 'sentence-transformers' needs a folder or hub id after a colon")
+        if importlib.util.find_spec("sentence_transformers") is None:
+            raise MissingExtraError(
+                "voting.embedder asks for sentence-transformers, which isn't installed; "
+                "pip install 'fedcorpus[evaluation]'"
+            )
+        if Path(model).is_dir():
+            return Path(model)
         try:
-            self._model = SentenceTransformer(model, device="cpu")
+            from huggingface_hub import snapshot_download
+
+            return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"]))
         except (OSError, ValueError) as cause:
             raise ModelError(
                 f"voting.embedder: {model!r} can't be loaded; a sentence-transformers folder or hub id is accepted"
             ) from cause
 
+    @classmethod
+    def load(cls, source: Path) -> Embedder:
+        from sentence_transformers import SentenceTransformer
+
+        try:
+            return cls(SentenceTransformer(str(source), device="cpu", local_files_only=True))
+        except (OSError, ValueError) as cause:
+            raise ModelError(
+                f"voting.embedder: {str(source)!r} can't be loaded; a sentence-transformers folder is needed"
+            ) from cause
+
     def embed(self, texts: Sequence[str]) -> Embeddings:
+        if not texts:
+            return np.zeros((0, int(self._model.get_sentence_embedding_dimension() or 1)), dtype=np.float32)
         encoded = self._model.encode(
             # In a batch, padding would let a text's vector depend on the others' lengths in its last bits.
-            _visible(texts),
+            [cleaned(text) for text in texts],
             batch_size=1,
-            normalize_embeddings=True,
             show_progress_bar=False,
         )
-        return _normalised(np.asarray(encoded, dtype=np.float32))
+        return _finite(np.asarray(encoded, dtype=np.float32))
 
 
-def _wordllama(model: str) -> Embedder:
-    if model:
-        raise ModelError(f"voting.embedder 'wordllama' takes no model name, but {model!r} follows it")
-    return _Wordllama()
+EMBEDDERS: dict[str, type[_Kind]] = {"wordllama": _Wordllama, "sentence-transformers": _SentenceTransformers}
 
 
-def _sentence_transformers(model: str) -> Embedder:
-    if not model:
-        raise ModelError("voting.embedder 'sentence-transformers' needs a folder or hub id after a colon")
-    if importlib.util.find_spec("sentence_transformers") is None:
-        raise MissingExtraError(
-            "voting.embedder asks for sentence-transformers, which isn't installed; pip install 'fedcorpus[evaluation]'"
-        )
-    return _SentenceTransformers(model)
+def _found(name: str, local: Mapping[str, Path] | None) -> tuple[type[_Kind], Path]:
+    kind, _, model = name.partition(":")
+    if kind not in EMBEDDERS:
+        raise ModelError(f"voting.embedder is {name!r}; one of {sorted(EMBEDDERS)} is accepted")
+    return EMBEDDERS[kind], EMBEDDERS[kind].source(str((local or {}).get(name, model)))
 
 
-EMBEDDERS: dict[str, Callable[[str], Embedder]] = {
-    "wordllama": _wordllama,
-    "sentence-transformers": _sentence_transformers,
-}
+def _batches(texts: Sequence[str]) -> Iterator[list[int]]:
+    """Indices of texts of about one length, so that padding and memory stay small."""
+    batch: list[int] = []
+    for index in sorted(range(len(texts)), key=lambda i: len(texts[i])):
+        if batch and len(texts[index]) * (len(batch) + 1) > _BATCH_CHARACTERS:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
 
 
-def _visible(texts: Sequence[str]) -> list[str]:
-    # An empty text has no token to pool over; a blank keeps its row.
-    return [text if text.strip() else "." for text in texts]
-
-
-def _normalised(vectors: Embeddings) -> Embeddings:
-    """Unit rows; a row that isn't finite becomes zero, nearest to nothing in particular."""
-    clean = np.nan_to_num(vectors, nan=0.0, posinf=0.0, neginf=0.0)
-    norms = np.linalg.norm(clean, axis=1, keepdims=True)
-    return np.asarray(clean / np.maximum(norms, 1e-12), dtype=np.float32)
+def _finite(vectors: Embeddings) -> Embeddings:
+    """The vectors; one that isn't finite becomes zero, near to nothing in particular."""
+    return np.where(np.isfinite(vectors).all(axis=1, keepdims=True), vectors, np.float32(0))

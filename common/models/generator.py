@@ -280,7 +280,7 @@ def _verified(options: studies.Generator, local: Mapping[str, Path]) -> Path:
         return source
     # A file is read once, for both the pin and the cache.
     found = Manifest.of(source)
-    check_pinned(options.base, source, found, options.sha256)
+    check_pinned("generator.base", options.base, source, found, options.sha256)
     return source if gguf is None else converted(gguf, found.files[gguf.name], _convert)
 
 

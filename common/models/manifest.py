@@ -115,8 +115,13 @@ def manifest_of_base(base: str, local: Mapping[str, Path] | None = None) -> Mani
     return Manifest.of(location.source_of(base, local))
 
 
-def check_pinned(base: str, source: Path, found: Manifest, pinned: str | None) -> None:
+def check_pinned(option: str, name: str, source: Path, found: Manifest, pinned: str | None) -> None:
     """Refuse a model whose files aren't those that the study pins; one that pins none takes any.
+
+    Parameters
+    ----------
+    option, name
+        Where the study names the model, e.g. ``generator.base``, and the name.
 
     Raises
     ------
@@ -128,8 +133,8 @@ def check_pinned(base: str, source: Path, found: Manifest, pinned: str | None) -
     recorded = Manifest.recorded(source)
     difference = found.difference(recorded) if recorded else ""
     raise ModelError(
-        f"generator.base is {base!r}: the study pins files of digest {pinned} (generator.sha256), those in "
-        f"{str(source)!r} have {found.digest}" + (f"; by {RECORDED}, {difference}" if difference else "")
+        f"{option} is {name!r}: the study pins files of digest {pinned}, those in {str(source)!r} have "
+        f"{found.digest}" + (f"; by {RECORDED}, {difference}" if difference else "")
     )
 
 

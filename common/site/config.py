@@ -82,6 +82,7 @@ class Policy(Section):
         default=1, ge=1, description="Fewest candidates that a code of a pool may have, if it has any."
     )
     max_candidates: int = Field(default=100_000, ge=1, description="Most candidates of a pool.")
+    max_candidate_characters: int = Field(default=100_000, ge=1, description="Most characters of one candidate.")
     max_request_bytes: int = Field(
         default=1_000_000_000, ge=1, description="Most bytes of texts or adapter weights in one request."
     )

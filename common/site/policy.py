@@ -123,6 +123,12 @@ def _check_pool(site: Site, request: VoteRequest) -> None:
         raise PolicyRefusal(
             f"the pool has {len(pool)} candidates; the policy of site {site.name!r} allows {policy.max_candidates}"
         )
+    longest = max(map(len, pool.texts), default=0)
+    if longest > policy.max_candidate_characters:
+        raise PolicyRefusal(
+            f"a candidate of the pool has {longest} characters; the policy of site {site.name!r} allows "
+            f"{policy.max_candidate_characters}"
+        )
     counts = np.bincount(pool.codes, minlength=len(request.study.codes))
     few = np.flatnonzero((counts > 0) & (counts < policy.min_candidates_per_code))
     if few.size:

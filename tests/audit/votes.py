@@ -100,7 +100,7 @@ def scene(folder: Path, unit: str) -> Scene:
         _documents(others),
         # The unit comes first: if it moved other units' votes by their order or number, the difference would show it.
         _documents(own, others),
-        EmbeddedBefore(load_embedder(study.voting.embedder), texts),
+        EmbeddedBefore(load_embedder(study.voting), texts),
     )
 
 

@@ -210,6 +210,8 @@ ALTERNATIVES: dict[str, Any] = {
     "target_modules": ["q"],
     "dtype": "bfloat16",
     "sha256": "ab" * 32,
+    "embedder_sha256": "ab" * 32,
+    "similarity": "l2",
     "lora": "plain",
     "learning_rate": 0.5,
     "aggregation": "trimmed-mean",

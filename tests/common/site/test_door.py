@@ -273,6 +273,14 @@ def test_policy_refuses_a_request_that_is_too_much(tmp_path: Path, policy: dict[
     assert Ledger.of(site).spent() == (0, 0)
 
 
+def test_a_candidate_longer_than_the_policy_allows_is_refused(tmp_path: Path) -> None:
+    site, compute = _site(tmp_path, max_candidate_characters=4), Computer()
+    with pytest.raises(PolicyRefusal, match=r"a candidate of the pool has 5 characters; .* allows 4"):
+        Door(site).release(_vote(texts=("four", "fives")), compute)
+    assert not compute.calls
+    Door(site).release(_vote(texts=("four", "4")), compute)
+
+
 def test_an_adapter_larger_than_the_policy_allows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyRefusal, match="8 bytes"):
         Door(_site(tmp_path, "strong", max_request_bytes=7)).release(_train(1), Computer())

@@ -1,4 +1,4 @@
-"""Votes: exact nearest neighbours within the code, in bounded blocks."""
+"""Nearest neighbours within the code: exact, in bounded blocks, and each document for itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_weak import votes
-from client_weak.votes import NO_CANDIDATE, nearest_candidates
+from client_weak import neighbours as module
+from client_weak.neighbours import NO_CANDIDATE, comparable, nearest_candidates, on_lattice
 from common.privacy.bounding import vote_counts
 
 
@@ -21,7 +21,7 @@ def _unit(rows: int, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("block", [10, 1000, 4_000_000])
 def test_nearest_equal_a_brute_force_search(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(votes, "BLOCK", block)
+    monkeypatch.setattr(module, "BLOCK", block)
     documents, candidates = _unit(60, 0), _unit(40, 1)
     document_codes = np.random.default_rng(2).integers(0, 4, 60)
     candidate_codes = np.random.default_rng(3).integers(0, 3, 40)
@@ -78,10 +78,73 @@ def test_what_a_document_votes_for_depends_on_no_other_document() -> None:
     assert _moved_by_others(*_near_ties()) == 0
 
 
-def test_floating_point_products_would_let_one_document_move_anothers_votes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twin: the same products in float32, as they are usually written."""
-    monkeypatch.setattr(votes, "_exact", lambda vectors: vectors)
+def test_float32_products_alone_would_let_one_document_move_anothers_votes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twin: the same products, taken for exact."""
+    monkeypatch.setattr(module, "_most_wrong", lambda others: np.float32(0))
     assert _moved_by_others(*_near_ties()) > 0
+
+
+def _by_brute_force(documents: np.ndarray, candidates: np.ndarray, neighbours: int) -> np.ndarray:
+    """In whole numbers."""
+    exact = on_lattice(documents).astype(np.int64) @ on_lattice(candidates).astype(np.int64).T
+    return np.argsort(-exact, axis=1, kind="stable")[:, :neighbours]
+
+
+@pytest.mark.parametrize("repeated", [False, True], ids=["distinct", "repeated"])
+@pytest.mark.parametrize("candidates", [7, 130, 1000])
+@pytest.mark.parametrize("dimension", [3, 256])
+def test_ranks_are_those_of_exact_products(dimension: int, candidates: int, repeated: bool) -> None:
+    random = np.random.default_rng(candidates + dimension)
+    own = _rows(random.normal(size=(150, dimension))).astype(np.float32)
+    others = _rows(random.normal(size=(candidates, dimension))).astype(np.float32)
+    if repeated:
+        others = others[random.integers(0, 5, candidates)]
+    found = nearest_candidates(own, np.zeros(150), others, np.zeros(candidates), neighbours=6)
+    np.testing.assert_array_equal(found, _by_brute_force(own, others, 6))
+
+
+def test_a_product_is_never_more_wrong_than_what_is_allowed_for() -> None:
+    for dimension in (2, 64, 1024):
+        own = _rows(np.abs(np.random.default_rng(dimension).normal(size=(200, dimension)))).astype(np.float32)
+        a, b = on_lattice(own[:100]), on_lattice(own[100:])
+        wrong = np.abs((a @ b.T).astype(np.float64) - a.astype(np.float64) @ b.astype(np.float64).T).max()
+        assert wrong <= module._most_wrong(b)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "l2", "inner"])
+def test_each_similarity_ranks_as_its_formula_does(similarity: Any) -> None:
+    random = np.random.default_rng(8)
+    a, b = random.normal(size=(50, 12)).astype(np.float32), (5 * random.normal(size=(90, 12))).astype(np.float32)
+    b *= random.uniform(0.1, 3, size=(90, 1)).astype(np.float32)
+    formula = {
+        "cosine": lambda: (a / np.linalg.norm(a, axis=1, keepdims=True)) @ _rows(b).T,
+        "l2": lambda: -np.linalg.norm(a[:, None] - b[None], axis=2),
+        "inner": lambda: a @ b.T,
+    }[similarity]()
+    own, others = comparable(a, b, similarity)
+    assert max(np.linalg.norm(own, axis=1).max(), np.linalg.norm(others, axis=1).max()) <= 1 + 1e-6
+    found = nearest_candidates(own, np.zeros(50), others, np.zeros(90), neighbours=5)
+    np.testing.assert_array_equal(found, np.argsort(-formula, axis=1, kind="stable")[:, :5])
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "l2", "inner"])
+def test_a_document_is_made_comparable_by_itself(similarity: Any) -> None:
+    random = np.random.default_rng(9)
+    a, b = random.normal(size=(30, 12)).astype(np.float32), random.normal(size=(9, 12)).astype(np.float32)
+    together, others = comparable(a, b, similarity)
+    for i in range(30):
+        alone, same = comparable(a[i : i + 1], b, similarity)
+        np.testing.assert_array_equal(alone[0], together[i])
+        np.testing.assert_array_equal(same, others)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "l2", "inner"])
+def test_zero_vectors_and_no_vectors_are_comparable(similarity: Any) -> None:
+    own, others = comparable(np.zeros((2, 4), np.float32), np.zeros((3, 4), np.float32), similarity)
+    assert np.isfinite(own).all()
+    assert np.isfinite(others).all()
+    none, _ = comparable(np.zeros((0, 4), np.float32), np.zeros((3, 4), np.float32), similarity)
+    assert len(none) == 0
 
 
 @st.composite
