@@ -260,6 +260,12 @@ class Corpus(Section):
         "the same weights drawn without replacement. paper: clip at 0, normalise, draw with replacement. uniform: "
         "ignore the votes.",
     )
+    smoothing: Literal["none", "kernel"] = Field(
+        default="none",
+        description="Whether votes are denoised by how alike candidates are before they pick. kernel: by a Gaussian "
+        "process over the candidates' embeddings; gains where epsilon is about 1 and a code has hundreds of "
+        "candidates. The coordinator needs the embedder.",
+    )
 
 
 class Federation(Section):
@@ -272,6 +278,12 @@ class Federation(Section):
         default=100,
         ge=1,
         description="Fewest units a site must hold to take part; also the smallest size class.",
+    )
+    max_units: int = Field(
+        default=1_000_000,
+        ge=1,
+        le=1_000_000_000,
+        description="Most units a weak site counts for; what it claims or votes beyond that is capped and reported.",
     )
     census_seconds: float = Field(default=120.0, gt=0, description="Deadline of the census.")
     round_seconds: float = Field(default=3600.0, gt=0, description="Deadline of one training round.")

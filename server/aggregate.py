@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ProtocolError, StudyError
+from server.smoothing import smoothed
 
 Counts = NDArray[np.int64]
 Weights = NDArray[np.float64]
+Votes = NDArray[np.int64] | NDArray[np.float64]
+"""Noisy votes as they came in, or smoothed ones."""
+Smoothing = Literal["none", "kernel"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def pool_sizes(profile: Counts | None, codes: int, size: int, floor: float) -> C
     return quotas(alike, even) + quotas(profile, size - even)
 
 
-def simplex_weights(votes: Counts, total: float) -> Weights:
+def simplex_weights(votes: Votes, total: float) -> Weights:
     """Noisy votes -> weights that sum to 1: Euclidean projection onto {v >= 0, sum v = total} (Duchi et al. 2008).
 
     Candidates that only noise voted for get exactly 0, where clipping at 0 would keep half of them.
@@ -126,7 +131,8 @@ def simplex_weights(votes: Counts, total: float) -> Weights:
     Parameters
     ----------
     votes
-        Noisy votes on one code's candidates, int64 ``(J,)``; the result has this shape too. J may be 0.
+        Votes on one code's candidates, noisy int64 or smoothed float64 ``(J,)``; the result has this shape too. J may
+        be 0.
     total
         What the votes should sum to, K times the profile. Without a positive total there is one vote to give out.
     """
@@ -134,7 +140,10 @@ def simplex_weights(votes: Counts, total: float) -> Weights:
         return np.zeros(0)
     # The projection is the same for votes that are all shifted alike. Gaps to the highest vote are exact where floats
     # of the votes aren't; read as unsigned they hold any two int64, so no ballot, however absurd, breaks the sum.
-    gaps = (votes.max() - votes).view(np.uint64).astype(np.float64)
+    gaps = votes.max() - votes
+    if gaps.dtype.kind == "i":
+        gaps = gaps.view(np.uint64)
+    gaps = gaps.astype(np.float64)
     ascending = np.sort(gaps)
     filled = np.cumsum(ascending) + (float(total) if total > 0 else 1.0)
     ranks = np.arange(1, gaps.size + 1)
@@ -143,15 +152,15 @@ def simplex_weights(votes: Counts, total: float) -> Weights:
     return np.asarray(projected / projected.sum())
 
 
-def clipped_weights(votes: Counts) -> Weights:
-    """The paper's way (RAFT): clip at 0 and normalise; all alike if nothing is positive. int64 ``(J,)`` -> ``(J,)``."""
+def clipped_weights(votes: Votes) -> Weights:
+    """The paper's way (RAFT): clip at 0 and normalise; all alike if nothing is positive. ``(J,)`` -> ``(J,)``."""
     clipped = np.maximum(votes, 0).astype(np.float64)
     if not clipped.size or not clipped.sum():
         return np.full(votes.size, 1 / max(votes.size, 1))
     return np.asarray(clipped / clipped.sum())
 
 
-Rule = Callable[[Counts, float, int, np.random.Generator], Counts]
+Rule = Callable[[Votes, float, int, np.random.Generator], Counts]
 """(votes of one code's candidates, expected vote total, quota, generator) -> positions chosen among them."""
 
 
@@ -164,6 +173,9 @@ def select(
     votes_per_unit: int,
     profile: Counts,
     generator: np.random.Generator,
+    smoothing: Smoothing = "none",
+    embeddings: NDArray[np.float32] | None = None,
+    noise_variance: float = 0,
 ) -> Selection:
     """Fill each code's quota from its candidates.
 
@@ -183,13 +195,21 @@ def select(
         Summed noisy profile of the sites that voted, int64 ``(codes,)``.
     generator
         For tie breaking and drawing. Not a privacy mechanism.
+    smoothing
+        ``kernel``: the rule sees each code's votes as `server.smoothing.smoothed` leaves them.
+    embeddings
+        Of the candidates, float32 ``(candidates, d)``, public. Only smoothing needs them.
+    noise_variance
+        Of the noise on one summed vote count: the sum over the sites that voted of their sigma squared. Public.
 
     Raises
     ------
     StudyError
-        If the rule is unknown.
+        If the rule or the smoothing is unknown.
     ProtocolError
-        If there isn't one vote per candidate, or one count per code.
+        If there isn't one vote per candidate, or one count per code, or, to smooth, one finite embedding per candidate.
+    PrivacyError
+        If the noise has no valid variance.
     """
     if rule not in SELECTION_RULES:
         raise StudyError(f"corpus.selection is {rule!r}; one of {sorted(SELECTION_RULES)} is accepted")
@@ -198,10 +218,19 @@ def select(
             f"select: votes {votes.shape}, candidates {codes_of_candidates.shape}, profile {profile.shape}, quotas "
             f"{quotas.shape}; one vote per candidate and one count per code are needed"
         )
+    if smoothing not in get_args(Smoothing):
+        raise StudyError(f"corpus.smoothing is {smoothing!r}; one of {sorted(get_args(Smoothing))} is accepted")
+    if smoothing == "kernel" and (embeddings is None or len(embeddings) != votes.size):
+        given = None if embeddings is None else embeddings.shape
+        raise ProtocolError(f"select: {votes.size} candidates, embeddings {given}; one per candidate is needed")
     chosen, shortfall = [_none()], np.zeros_like(quotas)
     for code, candidates in enumerate(_by_code(codes_of_candidates, quotas.size)):
         expected = min(votes_per_unit, candidates.size) * max(int(profile[code]), 1)
-        drawn = SELECTION_RULES[rule](votes[candidates], expected, int(quotas[code]), generator)
+        seen: Votes = votes[candidates]
+        # A code that gets no text needs no smoothing, which takes its time.
+        if smoothing == "kernel" and embeddings is not None and quotas[code]:
+            seen = smoothed(votes[candidates], embeddings[candidates], noise_variance)
+        drawn = SELECTION_RULES[rule](seen, expected, int(quotas[code]), generator)
         chosen.append(candidates[drawn])
         shortfall[code] = quotas[code] - drawn.size
     return Selection(np.concatenate(chosen).astype(np.int64), shortfall)
@@ -214,25 +243,25 @@ def _by_code(codes_of_candidates: NDArray[np.integer], codes: int) -> list[Count
     return [order[start:end] for start, end in pairwise(bounds)]
 
 
-def _highest_first(votes: Counts, expected: float, quota: int, generator: np.random.Generator) -> Counts:
+def _highest_first(votes: Votes, expected: float, quota: int, generator: np.random.Generator) -> Counts:
     weights = simplex_weights(votes, expected)
     shuffled = generator.permutation(weights.size)
     ranked = shuffled[np.argsort(-weights[shuffled], kind="stable")]
     return ranked[: min(quota, int(np.count_nonzero(weights)))]
 
 
-def _weighted(votes: Counts, expected: float, quota: int, generator: np.random.Generator) -> Counts:
+def _weighted(votes: Votes, expected: float, quota: int, generator: np.random.Generator) -> Counts:
     weights = simplex_weights(votes, expected)
     size = min(quota, int(np.count_nonzero(weights)))
     return generator.choice(weights.size, size=size, replace=False, p=weights) if size else _none()
 
 
-def _with_replacement(votes: Counts, _: float, quota: int, generator: np.random.Generator) -> Counts:
+def _with_replacement(votes: Votes, _: float, quota: int, generator: np.random.Generator) -> Counts:
     weights = clipped_weights(votes)
     return generator.choice(weights.size, size=quota, replace=True, p=weights) if weights.size else _none()
 
 
-def _uniform(votes: Counts, _: float, quota: int, generator: np.random.Generator) -> Counts:
+def _uniform(votes: Votes, _: float, quota: int, generator: np.random.Generator) -> Counts:
     return generator.permutation(votes.size)[:quota]
 
 

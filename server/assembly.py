@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from common.models.embedder import load_embedder
 from common.protocol import CandidatePool
+from common.site.plan import weak_plan
 from common.study import Study
 from server.aggregate import quotas, select, sum_profiles
 from server.corpus import CorpusText
@@ -61,6 +63,7 @@ def assemble_corpus(
     wanted = quotas(profile, study.corpus.size)
     # Without a ballot there is nothing to rank by: a strong-only study draws evenly.
     rule = study.corpus.selection if votes.ballots else "uniform"
+    smoothing = study.corpus.smoothing if votes.ballots else "none"
     selection = select(
         rule,
         votes=sum_profiles(list(votes.ballots.values())) if votes.ballots else np.zeros(len(pool), np.int64),
@@ -69,6 +72,9 @@ def assemble_corpus(
         votes_per_unit=study.votes_per_unit,
         profile=sum_profiles(weak_profiles) if weak_profiles else profile,
         generator=np.random.default_rng(study.pool.seed),
+        smoothing=smoothing,
+        embeddings=load_embedder(study.voting).embed(pool.texts) if smoothing == "kernel" else None,
+        noise_variance=len(votes.ballots) * weak_plan(study).votes.scale ** 2,
     )
     chosen = [CorpusText(pool.texts[i], int(pool.codes[i]), "candidate") for i in selection.chosen]
     fresh = [CorpusText(t.text, t.code, "top-up") for t in sampler.sample(selection.shortfall, on_text)]

@@ -20,6 +20,7 @@ from server.progress import Progress
 POLL_SECONDS = 1.0
 ANSWER_SECONDS = 60.0
 ANSWERED = "answered"
+CAPPED = "answered more than its units can; capped"
 NO_NODE = 0
 """Node of a site that isn't there."""
 
@@ -48,6 +49,10 @@ class SiteRecord:
         """It gave a valid answer."""
         self.answers += 1
         self.outcome = ANSWERED
+
+    def capped(self) -> None:
+        """It gave an answer beyond what is plausible, which counts as far as that."""
+        self.outcome = CAPPED
 
     def failed(self, reason: str) -> None:
         """Its contribution is missing; ``reason`` is a code, never a text from the site."""

@@ -215,7 +215,7 @@ def _largest(codes: Sequence[CodeSummary]) -> tuple[Sequence[CodeSummary], Seque
 def _origin(summary: Summary) -> str:
     """Where the texts come from, in words."""
     total = _row(summary.codes)
-    answered = sum(site.outcome == "answered" for site in summary.sites)
+    answered = sum(site.outcome.startswith("answered") for site in summary.sites)
     dropped = _listed({reason: str(count) for reason, count in summary.dropped.items()})
     rule = f"rule {summary.selection}, {summary.votes_per_unit} votes a {summary.unit}"
     if summary.selection == "uniform":

@@ -2,7 +2,8 @@
 
 Nothing queues for a site that is offline: Flower answers for it at once. So the round is a window. A site is asked
 when it is online, and asked again, with the same question, if it was lost with the question in hand; its ledger then
-gives the stored bytes, so an answer costs once and counts once.
+gives the stored bytes, so an answer costs once and counts once. A site that shows up for the first time while the
+window is open is taken in. What an answer says beyond what is plausible is capped (`plausibility`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import Message
@@ -20,10 +21,12 @@ from numpy.typing import NDArray
 
 from common.errors import FedcorpusError, QuorumError
 from common.protocol import PROFILE_AND_VOTE, CandidatePool, VoteReply, VoteRequest, addressed
+from common.site.plan import weak_plan
 from common.study import Study
-from server.census import Roster, SiteRecord, failure_code, lost_on_the_way
+from server.census import Roster, SiteRecord, failure_code, lost_on_the_way, welcome
 from server.known_site import NOT_ASKED
 from server.progress import Progress
+from server.strategies.plausibility import plausible
 
 log = logging.getLogger("fedcorpus.server")
 
@@ -38,9 +41,9 @@ class Ballots:
     Attributes
     ----------
     profiles
-        Noisy profile of each weak site that answered, int64 ``(codes,)``.
+        Noisy profile of each weak site that answered, int64 ``(codes,)``; plausible.
     ballots
-        Noisy votes of each weak site that answered, int64 ``(candidates,)``.
+        Noisy votes of each weak site that answered, int64 ``(candidates,)``; plausible.
     """
 
     profiles: Mapping[str, NDArray[np.int64]]
@@ -56,6 +59,7 @@ class ProfileAndVote:
         self._roster = roster
         self._sites = {site.node_id: site for site in roster.of_tier("weak")}
         self._progress = progress
+        self._plan = weak_plan(study)
 
     def collect(self, grid: Grid, pool: CandidatePool) -> Ballots:
         """Ask every weak site once, until all have answered or the window closes.
@@ -73,6 +77,7 @@ class ProfileAndVote:
         for site in self._sites.values():
             # Whatever it was in an earlier attempt of the run.
             site.outcome = NOT_ASKED
+        self._take_in_newcomers(grid)
         while (open_ := self._open(replies, pending, tries)) and time.monotonic() < deadline:
             ready = sorted(set(open_) & set(grid.get_node_ids()) - set(pending.values()))
             messages = [
@@ -90,15 +95,22 @@ class ProfileAndVote:
                     pending[message_id] = message.metadata.dst_node_id
             for reply in grid.pull_messages(list(pending)) if pending else []:
                 node = pending.pop(reply.metadata.reply_to_message_id)
-                self._take(node, reply, len(pool), replies, tries)
+                self._take(node, reply, pool, replies, tries)
             self._progress.step("votes", len(replies), len(self._sites))
             if len(replies) < len(self._sites):
                 time.sleep(POLL_SECONDS)
+                self._take_in_newcomers(grid)
         self._close(replies)
         return Ballots(
             profiles={self._sites[node].name: reply.profile for node, reply in replies.items()},
             ballots={self._sites[node].name: reply.ballot for node, reply in replies.items()},
         )
+
+    def _take_in_newcomers(self, grid: Grid) -> None:
+        for site in welcome(grid, self._study, self._run_id, self._roster):
+            self._progress.note(f"{site.tier} site {site.name} has joined")
+            if site.tier == "weak":
+                self._sites[site.node_id] = site
 
     def _open(self, replies: Mapping[int, VoteReply], pending: Mapping[str, int], tries: Counter[int]) -> list[int]:
         """Sites that may still answer."""
@@ -106,7 +118,7 @@ class ProfileAndVote:
         return [n for n in self._sites if n not in replies and (n in waiting or tries[n] < MAX_TRIES)]
 
     def _take(
-        self, node: int, message: Message, candidates: int, replies: dict[int, VoteReply], tries: Counter[int]
+        self, node: int, message: Message, pool: CandidatePool, replies: dict[int, VoteReply], tries: Counter[int]
     ) -> None:
         site = self._sites[node]
         if message.has_error():
@@ -115,13 +127,17 @@ class ProfileAndVote:
                 tries[node] = MAX_TRIES
             return
         try:
-            reply = VoteReply.from_records(message.content, len(self._study.codes), candidates)
+            reply = VoteReply.from_records(message.content, len(self._study.codes), len(pool))
         except FedcorpusError:
             self._lost(site, "malformed ballot")
             tries[node] = MAX_TRIES
             return
-        replies[node] = reply
         site.answered()
+        within = plausible(self._study, self._plan, pool.codes, reply.profile, reply.ballot)
+        replies[node] = replace(reply, profile=within.profile, ballot=within.ballot)
+        if within.capped:
+            site.capped()
+            self._progress.note(f"weak site {site.name}: {site.outcome}")
         self._roster.saw(site, reply.ledger)
 
     def _lost(self, site: SiteRecord, reason: str) -> None:

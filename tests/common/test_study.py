@@ -212,6 +212,7 @@ ALTERNATIVES: dict[str, Any] = {
     "sha256": "ab" * 32,
     "embedder_sha256": "ab" * 32,
     "similarity": "l2",
+    "smoothing": "kernel",
     "lora": "plain",
     "learning_rate": 0.5,
     "aggregation": "trimmed-mean",

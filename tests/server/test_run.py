@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from common.protocol import CENSUS, PROFILE_AND_VOTE, TRAIN, LedgerHead, pack_re
 from common.site.config import Site
 from common.site.ledger import Ledger
 from server.aggregate import quotas
-from server.corpus import read_corpus, read_pool, read_profiles
+from server.census import CAPPED
+from server.corpus import read_ballots, read_corpus, read_pool, read_profiles
 from server.server_app import Run, open_run, run_study
 from server.summary import read_summary
 from tests.hospitals import rows, small_study, write_site, write_study
@@ -243,6 +244,45 @@ def test_a_malformed_ballot_is_dropped_and_the_site_named(
     assert outcomes["east"] == "answered"
 
 
+@pytest.mark.parametrize("value", [10**6, -(10**6), np.iinfo(np.int64).max], ids=str)
+def test_a_stuffed_ballot_is_capped_and_the_site_named(tmp_path: Path, tiny_model: Path, value: int) -> None:
+    def hostile(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == PROFILE_AND_VOTE and context.node_id == 4:
+            stuffed = {"profile": np.array([40, 0, 0, 0]), "ballot": np.full(24, value)}
+            return Message(release_records(pack_release(stuffed), HEAD), reply_to=message)
+        return client_app(message, context)
+
+    run = _run(tmp_path, tiny_model, InProcessGrid(_hospitals(tmp_path), answer=hostile))
+    outcomes = {site.name: site.outcome for site in read_summary(run.workspace).sites}
+    assert outcomes["west"] == CAPPED
+    assert outcomes["east"] == "answered"
+    ballots = read_ballots(run.workspace.ballots)
+    assert np.abs(ballots["west"]).max() < 200
+    assert len(read_corpus(run.workspace, run.study.codes)) == run.study.corpus.size
+
+
+def test_a_weak_site_that_shows_up_while_others_vote_is_heard(tmp_path: Path, tiny_model: Path) -> None:
+    sites = _hospitals(tmp_path)
+
+    class Late(InProcessGrid):
+        """West comes online when east has the question."""
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            if any(m.metadata.message_type == PROFILE_AND_VOTE for m in messages) and 4 not in self.contexts:
+                self.contexts[4] = InProcessGrid({4: sites[4]}).contexts[4]
+                # East is lost once, so that the window stays open.
+                self._offline[3] = 1
+            return super().push_messages(messages)
+
+    grid = Late({node: file for node, file in sites.items() if node != 4})
+    run = _run(tmp_path, tiny_model, grid, federation={"expected_sites": 3, "census_seconds": 1})
+    assert {site.name: site.outcome for site in read_summary(run.workspace).sites} == dict.fromkeys(
+        ("north", "south", "east", "west"), "answered"
+    )
+    assert set(read_ballots(run.workspace.ballots)) == {"east", "west"}
+
+
 def test_a_poisoned_adapter_is_dropped_and_the_site_named(tmp_path: Path, tiny_model: Path) -> None:
     def hostile(message: Message, context: Context) -> Message:
         if message.metadata.message_type != TRAIN or context.node_id != 2:
@@ -343,10 +383,14 @@ def test_a_node_key_registered_under_another_name_is_not_believed(tmp_path: Path
     assert outcomes["west"] == "refused: its node key is registered under another name"
 
 
-@pytest.mark.parametrize("selection", ["weighted", "paper", "uniform"])
-def test_every_selection_rule_fills_every_quota(tmp_path: Path, tiny_model: Path, selection: str) -> None:
+@pytest.mark.parametrize(
+    "corpus",
+    [{"selection": "weighted"}, {"selection": "paper"}, {"selection": "uniform"}, {"smoothing": "kernel"}],
+    ids=str,
+)
+def test_every_selection_rule_fills_every_quota(tmp_path: Path, tiny_model: Path, corpus: dict[str, str]) -> None:
     grid = InProcessGrid(_hospitals(tmp_path))
-    run = _run(tmp_path, tiny_model, grid, corpus={"selection": selection})
+    run = _run(tmp_path, tiny_model, grid, corpus=corpus)
     texts = read_corpus(run.workspace, run.study.codes)
     assert len(texts) == run.study.corpus.size
 
