@@ -104,7 +104,7 @@ class Code:
 
 @dataclass(frozen=True)
 class World:
-    """Candidates and hospitals; hospital h has records ``records[h]`` of codes ``codes[h]``."""
+    """Candidates and hospitals; ``code_of_record`` and ``nearest`` have one array per hospital."""
 
     codes: list[Code]
     code_of_candidate: NDArray[np.int32]

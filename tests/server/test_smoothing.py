@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import PrivacyError, ProtocolError
+from common.errors import PrivacyError, ProtocolError, StudyError
 from server import smoothing
+from server.aggregate import SELECTION_RULES, Selection, select, simplex_weights
 from server.smoothing import smoothed
 
 SIGMA = 12.0
@@ -117,3 +121,102 @@ def test_an_embedding_that_is_no_number_is_named(value: float) -> None:
 def test_a_variance_that_is_none_is_refused(variance: float) -> None:
     with pytest.raises(PrivacyError, match="noise_variance"):
         smoothed(np.array([1, 2]), np.eye(2, dtype=np.float32), variance)
+
+
+def test_memory_is_bounded_however_many_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of all pairs would take 800 MB; the low rank takes what its landmarks and one block do."""
+    monkeypatch.setattr(smoothing, "LANDMARKS", 100)
+    monkeypatch.setattr(smoothing, "BLOCK", 1000)
+    _, noisy, embeddings = _scene(10_000)
+    tracemalloc.start()
+    try:
+        smoothed(noisy, embeddings, SIGMA**2)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20e6
+
+
+def test_candidates_that_are_all_alike_are_all_taken_for_their_mean_or_their_own_votes() -> None:
+    votes = np.random.default_rng(6).integers(0, 100, 50)
+    found = smoothed(votes, np.ones((50, 4), np.float32), 100.0)
+    assert np.isfinite(found).all()
+    assert found.mean() == pytest.approx(votes.mean())
+    assert np.ptp(found) <= np.ptp(votes)
+
+
+def test_equal_votes_of_neighbours_that_are_one_point_are_equal_after_it() -> None:
+    _, noisy, embeddings = _scene(60)
+    twice, votes = np.repeat(embeddings, 2, axis=0), np.repeat(noisy, 2)
+    found = smoothed(votes, twice, SIGMA**2)
+    np.testing.assert_allclose(found[::2], found[1::2], atol=1e-6)
+
+
+def _selected(votes: np.ndarray, rule: str = "simplex", quota: int = 30, **smoothing: Any) -> Selection:
+    return select(
+        rule, votes=votes, codes_of_candidates=np.zeros(votes.size, np.int32), quotas=np.array([quota]),
+        votes_per_unit=1, profile=np.array([1000]), generator=np.random.default_rng(0), **smoothing,
+    )  # fmt: skip
+
+
+def test_selection_by_smoothed_votes_finds_better_candidates() -> None:
+    gained = 0.0
+    for seed in range(5):
+        true, noisy, embeddings = _scene(seed=seed)
+        plain = _selected(noisy)
+        kernel = _selected(noisy, smoothing="kernel", embeddings=embeddings, noise_variance=SIGMA**2)
+        told_wrong = _selected(noisy, smoothing="kernel", embeddings=embeddings, noise_variance=0)
+        assert told_wrong.chosen.tolist() == plain.chosen.tolist(), "twin: without the noise's variance"
+        gained += true[kernel.chosen].mean() / true[plain.chosen].mean()
+    assert gained / 5 > 1.1
+
+
+@pytest.mark.parametrize("rule", sorted(SELECTION_RULES))
+@pytest.mark.parametrize(
+    "votes", [[], [4], [5, 5, 5], [2**63 - 1, 0, -(2**63), 3]], ids=["none", "one", "equal", "huge"]
+)
+def test_every_rule_fills_its_quota_from_smoothed_votes(rule: str, votes: list[int]) -> None:
+    embeddings = np.eye(4, dtype=np.float32)[: len(votes)]
+    found = _selected(
+        np.array(votes, np.int64), rule, smoothing="kernel", embeddings=embeddings, noise_variance=9.0
+    )  # fmt: skip
+    assert found.chosen.size + found.shortfall[0] == 30
+    assert found.chosen.dtype == np.int64
+    assert bool(found.chosen.size) == bool(votes)
+
+
+def test_each_code_is_smoothed_on_its_own() -> None:
+    """Candidates of two codes lie on the same points: votes of the one say nothing about the other."""
+    _, noisy, embeddings = _scene(200)
+    both = np.r_[noisy, np.zeros(200, np.int64)]
+    found = select(
+        "simplex", votes=both, codes_of_candidates=np.repeat(np.arange(2, dtype=np.int32), 200),
+        quotas=np.array([20, 20]), votes_per_unit=1, profile=np.array([1000, 10]), generator=np.random.default_rng(0),
+        smoothing="kernel", embeddings=np.vstack([embeddings, embeddings]), noise_variance=SIGMA**2,
+    )  # fmt: skip
+    alone = smoothed(noisy, embeddings, SIGMA**2)
+    best = np.argsort(-alone)[:20]
+    assert sorted(found.chosen[found.chosen < 200].tolist()) == sorted(best.tolist())
+
+
+def test_smoothing_that_cannot_be_done_is_refused() -> None:
+    votes = np.arange(3)
+    for embeddings in (None, np.eye(2, dtype=np.float32)):
+        with pytest.raises(ProtocolError, match="3 candidates, embeddings"):
+            _selected(votes, smoothing="kernel", embeddings=embeddings, noise_variance=1.0)
+    with pytest.raises(StudyError, match="smoothing is 'splines'"):
+        _selected(votes, smoothing="splines")
+
+
+@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=20), st.floats(-10, 1e12))
+def test_weights_of_votes_that_are_not_whole_sum_to_one(votes: list[float], total: float) -> None:
+    weights = simplex_weights(np.array(votes), total)
+    assert weights.sum() == pytest.approx(1)
+    assert weights.min() >= 0
+    assert weights[np.argmax(votes)] == weights.max()
+
+
+@given(st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=20), st.integers(1, 1000))
+def test_whole_votes_weigh_the_same_as_floats(votes: list[int], total: int) -> None:
+    as_floats = simplex_weights(np.array(votes, np.float64), total)
+    assert simplex_weights(np.array(votes, np.int64), total).tolist() == as_floats.tolist()
