@@ -149,12 +149,12 @@ def take_census(
     return roster
 
 
-def welcome(grid: Grid, study: Study, run_id: str, roster: Roster) -> list[SiteRecord]:
+def welcome(grid: Grid, study: Study, run_id: str, roster: Roster, timeout: float = ANSWER_SECONDS) -> list[SiteRecord]:
     """Ask the nodes that the census hasn't asked yet, and return those that now take part."""
     nodes = {node.node_id: str(node.name) for node in grid.get_nodes()}
     new = [node for node in nodes if node not in roster.asked]
     roster.asked.update(new)
-    for node, reply in _ask(grid, new, study, run_id):
+    for node, reply in _ask(grid, new, study, run_id, timeout):
         if lost_on_the_way(reply):
             # It went away with the question in hand; it is asked again when it shows up.
             roster.asked.discard(node)
@@ -174,12 +174,12 @@ def failure_code(message: Message) -> str:
     return WireCode(code).name if code in WireCode._value2member_map_ else f"FLOWER_ERROR_{code}"
 
 
-def _ask(grid: Grid, nodes: Iterable[int], study: Study, run_id: str) -> list[tuple[int, Message]]:
+def _ask(grid: Grid, nodes: Iterable[int], study: Study, run_id: str, timeout: float) -> list[tuple[int, Message]]:
     records = CensusRequest(study, run_id).to_records()
     messages = [Message(records, dst_node_id=node, message_type=CENSUS, group_id="census") for node in nodes]
     if not messages:
         return []
-    replies = list(grid.send_and_receive(messages, timeout=ANSWER_SECONDS))
+    replies = list(grid.send_and_receive(messages, timeout=timeout))
     waiting = sent_to(messages)
     return [(waiting[r.metadata.reply_to_message_id], r) for r in replies]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ PHASES = ("census", "training", "pool", "votes", "corpus")
 
 
 class Progress:
-    """Writes events: ``phase`` (started, its total), ``step`` (done so far), ``note``, ``finished``, ``failed``.
+    """Writes events: ``phase`` (started, its total), ``step`` (done so far), ``sites``, ``note``, ``finished``,
+    ``failed``.
 
     A run that goes on adds to the events of its earlier attempts.
 
@@ -34,6 +35,7 @@ class Progress:
         self._path = path
         self.seconds = _seconds_so_far(path)
         self._last_step = 0.0
+        self._last_states: dict[str, str] = {}
 
     @contextmanager
     def phase(self, name: str, total: int) -> Iterator[None]:
@@ -52,6 +54,12 @@ class Progress:
             return
         self._last_step = now
         self._write(event="step", phase=phase, done=done, total=total)
+
+    def sites(self, phase: str, states: Mapping[str, str]) -> None:
+        """How far each site of a phase is, by name; written when it differs from what was written last."""
+        if dict(states) != self._last_states:
+            self._last_states = dict(states)
+            self._write(event="sites", phase=phase, states=self._last_states)
 
     def note(self, text: str) -> None:
         """Something the coordinator should know now."""

@@ -23,7 +23,7 @@ from common.errors import FedcorpusError, QuorumError
 from common.protocol import PROFILE_AND_VOTE, CandidatePool, VoteReply, VoteRequest, addressed
 from common.site.plan import weak_plan
 from common.study import Study
-from server.census import Roster, SiteRecord, failure_code, lost_on_the_way, welcome
+from server.census import ANSWER_SECONDS, Roster, SiteRecord, failure_code, lost_on_the_way, welcome
 from server.known_site import NOT_ASKED
 from server.progress import Progress
 from server.strategies.plausibility import plausible
@@ -60,6 +60,7 @@ class ProfileAndVote:
         self._sites = {site.node_id: site for site in roster.of_tier("weak")}
         self._progress = progress
         self._plan = weak_plan(study)
+        self._losses: Counter[int] = Counter()
 
     def collect(self, grid: Grid, pool: CandidatePool) -> Ballots:
         """Ask every weak site once, until all have answered or the window closes.
@@ -77,7 +78,7 @@ class ProfileAndVote:
         for site in self._sites.values():
             # Whatever it was in an earlier attempt of the run.
             site.outcome = NOT_ASKED
-        self._take_in_newcomers(grid)
+        self._take_in_newcomers(grid, deadline)
         while (open_ := self._open(replies, pending, tries)) and time.monotonic() < deadline:
             ready = sorted(set(open_) & set(grid.get_node_ids()) - set(pending.values()))
             messages = [
@@ -96,18 +97,22 @@ class ProfileAndVote:
             for reply in grid.pull_messages(list(pending)) if pending else []:
                 node = pending.pop(reply.metadata.reply_to_message_id)
                 self._take(node, reply, pool, replies, tries)
-            self._progress.step("votes", len(replies), len(self._sites))
+            self._show(replies, pending)
             if len(replies) < len(self._sites):
                 time.sleep(POLL_SECONDS)
-                self._take_in_newcomers(grid)
+                self._take_in_newcomers(grid, deadline)
         self._close(replies)
         return Ballots(
             profiles={self._sites[node].name: reply.profile for node, reply in replies.items()},
             ballots={self._sites[node].name: reply.ballot for node, reply in replies.items()},
         )
 
-    def _take_in_newcomers(self, grid: Grid) -> None:
-        for site in welcome(grid, self._study, self._run_id, self._roster):
+    def _take_in_newcomers(self, grid: Grid, deadline: float) -> None:
+        # A newcomer that keeps its answer to the census to itself may not hold the window open.
+        left = min(ANSWER_SECONDS, deadline - time.monotonic())
+        if left <= 0:
+            return
+        for site in welcome(grid, self._study, self._run_id, self._roster, timeout=left):
             self._progress.note(f"{site.tier} site {site.name} has joined")
             if site.tier == "weak":
                 self._sites[site.node_id] = site
@@ -123,7 +128,9 @@ class ProfileAndVote:
         site = self._sites[node]
         if message.has_error():
             self._lost(site, failure_code(message))
-            if not lost_on_the_way(message):
+            if lost_on_the_way(message):
+                self._losses[node] += 1
+            else:
                 tries[node] = MAX_TRIES
             return
         try:
@@ -140,6 +147,17 @@ class ProfileAndVote:
             self._progress.note(f"weak site {site.name}: {site.outcome}")
         self._roster.saw(site, reply.ledger)
 
+    def _show(self, replies: Mapping[int, VoteReply], pending: Mapping[str, int]) -> None:
+        """Who has answered, for the coordinator to watch."""
+        asked = set(pending.values())
+        states = {}
+        for node, site in self._sites.items():
+            state = "asked" if node in asked else "not there yet" if site.outcome == NOT_ASKED else site.outcome
+            lost = self._losses[node]
+            states[site.name] = state + (f", lost {lost} time{'s' if lost > 1 else ''}" if lost else "")
+        self._progress.sites("votes", states)
+        self._progress.step("votes", len(replies), len(self._sites))
+
     def _lost(self, site: SiteRecord, reason: str) -> None:
         site.failed(reason)
         self._progress.note(f"weak site {site.name}: {reason}")
@@ -148,6 +166,7 @@ class ProfileAndVote:
         for node, site in self._sites.items():
             if node not in replies and site.outcome == NOT_ASKED:
                 self._lost(site, "no answer in time")
+        self._show(replies, {})
         needed = self._study.federation.min_weak
         if len(replies) < needed:
             states = ", ".join(f"{site.name} ({site.outcome})" for site in self._sites.values())
