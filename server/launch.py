@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import CheckpointError, FederationError, SiteConfigError, UserError
-from common.models.embedder import EMBEDDERS, is_embedder
+from common.models.embedder import EMBEDDERS, is_embedder, load_embedder
 from common.models.location import check_base
 from common.site.check import SiteCheck, check_site
 from common.site.config import Site
@@ -232,4 +232,7 @@ def _require_running(federation: LocalFederation, run_id: str, place: Path) -> N
 def _check_models(study: Study) -> None:
     if not is_embedder(study.voting.embedder):
         raise UserError(f"voting.embedder is {study.voting.embedder!r}; one of {sorted(EMBEDDERS)} is accepted")
+    if study.corpus.smoothing == "kernel":
+        # The coordinator embeds the pool after the vote: what is missing is told now, before anything is spent.
+        load_embedder(study.voting)
     check_base(study.generator.base)

@@ -26,8 +26,8 @@ Embeddings = NDArray[np.float32]
 MOST_CHARACTERS = 16_384
 """Of a text that are read; what comes after has no part in its vector. Bounds the memory that one text takes."""
 
-_BATCH_CHARACTERS = 1 << 18
-"""With padding, of the texts that are embedded together."""
+_BATCH_CHARACTERS = 1 << 15
+"""With padding, of the texts that are embedded together: a character is a few tokens at most, and a token 1 KB."""
 
 
 class Embedder(Protocol):

@@ -90,6 +90,13 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         lambda d: _edit(d / "study.toml", "[pool]", '[voting]\nembedder = "word2vec"\n[pool]'),
         ["word2vec", "wordllama"],
     ),
+    "smoothing with an embedder that isn't the pinned one": (
+        lambda d: _edit(
+            d / "study.toml", "[pool]",
+            f'[voting]\nembedder_sha256 = "{"0" * 64}"\n[pool]',
+        ) or _edit(d / "study.toml", "[corpus]", '[corpus]\nsmoothing = "kernel"'),
+        ["voting.embedder", "digest"],
+    ),
     "no policy": (
         lambda d: _edit(d / "sites" / "east.toml", "[policy]\nmax_epsilon = 20.0\nmax_delta = 1e-3", ""),
         ["policy", "missing"],
