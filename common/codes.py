@@ -2,14 +2,14 @@
 
 A study declares attributes with their public values; a control code is one combination of them, and codes are
 numbered in declaration order (the last attribute moves fastest). The grid is public, so a code's index, label and
-prompt are too. Which code a document has is private.
+prompt are too. Which codes a document has is private: one, or several where an attribute is `multiple`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import product
+from itertools import islice, product
 from math import prod
 
 from pydantic import Field, field_validator, model_validator
@@ -26,6 +26,16 @@ class Attribute(Section):
     values: tuple[str, ...] = Field(
         description="Every value the attribute may take. Public; fixed before data is seen."
     )
+    multiple: bool = Field(
+        default=False,
+        description="Whether a document may have several of the values, as a list in its cell. It then counts under "
+        "each of them, in the order of the list, up to privacy.codes_per_unit codes.",
+    )
+
+    @cached_property
+    def declared(self) -> frozenset[str]:
+        """The values, to look one up in."""
+        return frozenset(self.values)
 
     @field_validator("values", mode="before")
     @classmethod
@@ -91,6 +101,22 @@ class ControlCodes(Section):
     def index(self, values: tuple[str, ...]) -> int | None:
         """Index of a combination of values, or None if the study doesn't declare it."""
         return self._index_of.get(values)
+
+    @cached_property
+    def multiple(self) -> bool:
+        """Whether a document may have several codes."""
+        return any(a.multiple for a in self.attributes)
+
+    def indices(self, values: Sequence[Sequence[str]], most: int) -> list[int]:
+        """Indices of the declared combinations of several values an attribute; the first ``most``, in the order given.
+
+        Values that the study doesn't declare are left out, so a list of a billion combinations is no work.
+        """
+        declared = [
+            [value for value in dict.fromkeys(given) if value in attribute.declared]
+            for attribute, given in zip(self.attributes, values, strict=True)
+        ]
+        return [self._index_of[combination] for combination in islice(product(*declared), most)]
 
     def label(self, index: int) -> str:
         """A code in words for people, e.g. ``topic=Staff, tone=critical``."""

@@ -68,7 +68,10 @@ class Privacy(Section):
         default=0.05, gt=0, lt=1, description="The paper's accounting: share of epsilon that the profile takes."
     )
     codes_per_unit: int = Field(
-        default=1, ge=1, description="At most this many distinct codes of one unit count in the profile."
+        default=1,
+        ge=1,
+        description="c: at most this many distinct codes of one unit count in the profile, and a document of several "
+        "codes counts under so many of them.",
     )
     max_grad_norm: float = Field(default=1.0, gt=0, description="C: per-unit gradients are clipped to this L2 norm.")
 
@@ -86,12 +89,6 @@ class Privacy(Section):
             raise ValueError("epsilon is missing, and delta too; give both, or one of them with both noise multipliers")
         if self.accounting == "paper" and len(promised) == 1:
             raise ValueError("accounting 'paper' splits an epsilon and a delta; give both")
-        return self
-
-    @model_validator(mode="after")
-    def _record_has_one_code(self) -> Privacy:
-        if self.unit == "record" and self.codes_per_unit != 1:
-            raise ValueError(f"codes_per_unit is {self.codes_per_unit}, but a record has exactly one code; use 1")
         return self
 
 
@@ -231,8 +228,8 @@ class Voting(Section):
     votes_per_unit: int | None = Field(
         default=None,
         ge=1,
-        description="R: most votes of one patient, over all documents; more votes carry more noise. Unset means K. A "
-        "record has K.",
+        description="R: most votes of one unit, over all its documents and codes; more votes carry more noise. Unset "
+        "means K, and so it is for a record of one code.",
     )
     embedder: str = Field(
         default="wordllama",
@@ -331,10 +328,27 @@ class Study(Section):
         neighbours = self.voting.neighbours
         if isinstance(neighbours, int) and neighbours < 1:
             raise ValueError(f"voting.neighbours is {neighbours}; 'auto' or at least 1 is accepted")
-        if self.privacy.unit == "record" and self.voting.votes_per_unit not in (None, self.neighbours):
+        return self
+
+    @model_validator(mode="after")
+    def _units_and_codes_fit_together(self) -> Study:
+        codes_per_unit, votes_per_unit = self.privacy.codes_per_unit, self.voting.votes_per_unit
+        if self.codes.multiple and codes_per_unit == 1:
             raise ValueError(
-                f"voting.votes_per_unit is {self.voting.votes_per_unit}, but a record casts exactly K = "
-                f"{self.neighbours} votes; leave it out"
+                "privacy.codes_per_unit is 1, but documents may have several codes (codes.attributes: multiple); give "
+                "the most that one counts under, at least 2"
+            )
+        if self.privacy.unit == "patient" or self.codes.multiple:
+            return self
+        if codes_per_unit != 1:
+            raise ValueError(
+                f"privacy.codes_per_unit is {codes_per_unit}, but a record has exactly one code; use 1, or declare an "
+                "attribute as multiple"
+            )
+        if votes_per_unit not in (None, self.neighbours):
+            raise ValueError(
+                f"voting.votes_per_unit is {votes_per_unit}, but a record casts exactly K = {self.neighbours} votes; "
+                "leave it out"
             )
         return self
 

@@ -64,7 +64,7 @@ def check_site(site: Site, study: Study, *, progress: Progress | None = None) ->
     _check_units(site, study, documents, reasons)
     codes = np.bincount(documents.codes, minlength=len(study.codes)).astype(np.int64)
     return SiteCheck(
-        documents=len(documents),
+        documents=len(documents) - documents.further_codes,
         units=documents.unit_count,
         undeclared=documents.undeclared,
         problems=dict(reasons),

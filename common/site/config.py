@@ -26,6 +26,13 @@ class DocumentsFile(Section):
     code_columns: dict[str, str] = Field(
         default_factory=dict, description="Attribute name -> column name, where they differ."
     )
+    value_separator: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=8,
+        description="What separates the values of one cell where an attribute may have several, e.g. '|'. JSON lines "
+        "and Parquet may have lists instead.",
+    )
     patient_column: str | None = Field(
         default=None,
         description="Column that names the patient; needed for studies whose unit is the patient.",

@@ -1,5 +1,8 @@
 """A site's documents: one file, mapped to control codes and privacy units. Private.
 
+Where an attribute may have several values, a document has several codes and stands here once under each, all of one
+unit. So what bounds a unit's documents bounds it too: at most c codes in the profile, R votes, one gradient a step.
+
 Malformed rows are told to the operator by row number and reason, never by content; rows whose values the study doesn't
 declare are counted. Neither is sent anywhere.
 
@@ -12,10 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.codes import Attribute
 from common.errors import DataError
 from common.site import formats
 from common.site.config import Site
@@ -44,7 +49,7 @@ class Documents:
     Attributes
     ----------
     texts
-        One text per document.
+        One text per document; the same text again for each further code of a document.
     codes
         Code index of each document, int32 ``(documents,)``.
     units
@@ -52,7 +57,9 @@ class Documents:
     problems
         Malformed rows that were left out, in order.
     undeclared
-        Number of rows left out because the study doesn't declare one of their values.
+        Number of rows left out because the study doesn't declare one of their values (of several: none of them).
+    further_codes
+        How many of the documents are there for a further code of one.
     """
 
     texts: tuple[str, ...]
@@ -60,6 +67,7 @@ class Documents:
     units: NDArray[np.int32]
     problems: tuple[RowProblem, ...] = ()
     undeclared: int = 0
+    further_codes: int = 0
 
     def __post_init__(self) -> None:
         shape = (len(self.texts),)
@@ -85,7 +93,8 @@ class Documents:
         named = [f"row {problem.row}: {problem.reason.value}" for problem in self.problems[:REPORTED_ROWS]]
         more = len(self.problems) - len(named)
         lines = [
-            f"{len(self)} documents of {self.unit_count} units can be used",
+            f"{len(self) - self.further_codes} documents of {self.unit_count} units can be used",
+            *([f"{self.further_codes} times one counts under a further code"] if self.further_codes else []),
             f"{self.undeclared} rows have values that the study doesn't declare",
             f"{len(self.problems)} rows are malformed",
             *(f"  {line}" for line in named),
@@ -118,7 +127,9 @@ class Documents:
         columns |= {options.column_of(name): "documents.code_columns" for name in study.codes.names}
         columns |= {patient: "documents.patient_column"} if patient else {}
         builder = _Builder(site, study, list(columns), patient)
-        rows = rows_of(options.path, {name: f"name the right column in {key}" for name, key in columns.items()})
+        fixes = {name: f"name the right column in {key}" for name, key in columns.items()}
+        lists = {options.column_of(a.name) for a in study.codes.attributes if a.multiple}
+        rows = rows_of(options.path, fixes, lists)
         for number, row in enumerate(_counted(rows, progress), start=1):
             builder.add(number, row)
         documents = builder.documents()
@@ -139,7 +150,8 @@ class _Builder:
     """Gathers documents row by row."""
 
     def __init__(self, site: Site, study: Study, columns: Sequence[str], patient: str | None) -> None:
-        self._codes_of = study.codes.index
+        self._study = study
+        self._separator = site.documents.value_separator
         self._text = columns.index(site.documents.text_column)
         self._attributes = [columns.index(site.documents.column_of(name)) for name in study.codes.names]
         self._patient = columns.index(patient) if patient else None
@@ -148,6 +160,8 @@ class _Builder:
         self._codes: list[int] = []
         self._units: list[int] = []
         self._unit_of: dict[str, int] = {}
+        self._unit_count = 0
+        self._further_codes = 0
         self._problems: list[RowProblem] = []
         self._undeclared = 0
 
@@ -156,19 +170,21 @@ class _Builder:
             self._problems.append(RowProblem(number, row))
             return
         text = as_text(row[self._text])
-        values = tuple(as_text(row[place]) for place in self._attributes)
+        attributes = self._study.codes.attributes
+        values = [self._values(row[place], a) for place, a in zip(self._attributes, attributes, strict=True)]
         patient = None if self._patient is None else self._retyped(as_text(row[self._patient]))
         problem = _missing(text, values, patient)
         if problem:
             self._problems.append(RowProblem(number, problem))
             return
-        code = self._code(values)
-        if code is None:
+        codes = self._study.codes.indices(values, self._study.privacy.codes_per_unit)
+        if not codes:
             self._undeclared += 1
             return
-        self._units.append(self._unit(patient))
-        self._texts.append(text)
-        self._codes.append(code)
+        self._units += [self._unit(patient)] * len(codes)
+        self._texts += [text] * len(codes)
+        self._codes += codes
+        self._further_codes += len(codes) - 1
 
     def documents(self) -> Documents:
         return Documents(
@@ -177,18 +193,21 @@ class _Builder:
             np.array(self._units, dtype=np.int32),
             tuple(self._problems),
             self._undeclared,
+            self._further_codes,
         )
 
     def _unit(self, patient: str | None) -> int:
-        if patient is None:
-            return len(self._texts)
-        return self._unit_of.setdefault(patient, len(self._unit_of))
+        """Number of the unit; every row is one where records are."""
+        unit = self._unit_count if patient is None else self._unit_of.setdefault(patient, self._unit_count)
+        self._unit_count = max(self._unit_count, unit + 1)
+        return unit
 
-    def _code(self, values: tuple[str, ...]) -> int | None:
-        code = self._codes_of(values)
-        if code is None and self._untyped:
-            return self._codes_of(tuple(map(self._retyped, values)))
-        return code
+    def _values(self, cell: Any, attribute: Attribute) -> list[str]:
+        """The values in a cell, without empty ones, as the study spells them."""
+        texts = [as_text(part) for part in (cell if isinstance(cell, list) else [cell])]
+        if attribute.multiple and self._separator:
+            texts = [part.strip() for text in texts for part in text.split(self._separator)]
+        return [text if text in attribute.declared else self._retyped(text) for text in texts if text]
 
     def _retyped(self, value: str) -> str:
         # A CSV file has no types: 4 written by a table that also has gaps is 4.0, and true may be True. Two
@@ -200,7 +219,7 @@ class _Builder:
         return value.lower() if value in ("True", "False", "TRUE", "FALSE") else value
 
 
-def _missing(text: str, values: tuple[str, ...], patient: str | None) -> Problem | None:
+def _missing(text: str, values: Sequence[Sequence[str]], patient: str | None) -> Problem | None:
     if not text:
         return Problem.NO_TEXT
     if not all(values):

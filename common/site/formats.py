@@ -13,7 +13,7 @@ import json
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
@@ -44,14 +44,19 @@ class Problem(Enum):
 
 
 Row = tuple[Any, ...]
-"""Cells in the order of the columns that were asked for."""
+"""Cells in the order of the columns that were asked for; a cell that may hold several values may be a list."""
 
 Columns = Mapping[str, str]
 """Column -> what to do if the file lacks it."""
 
 
-def rows_of(path: Path, columns: Columns) -> Iterator[Row | Problem]:
+def rows_of(path: Path, columns: Columns, lists: Collection[str] = ()) -> Iterator[Row | Problem]:
     """Every row of data, in order: its cells, or why it can't be read.
+
+    Parameters
+    ----------
+    lists
+        Columns whose cells may be lists of values.
 
     Raises
     ------
@@ -60,9 +65,10 @@ def rows_of(path: Path, columns: Columns) -> Iterator[Row | Problem]:
     """
     _check_file(path)
     suffix = format_of(path)
+    may_be_list = [column in lists for column in columns]
     try:
         for row in FORMATS[suffix](path, columns):
-            yield row if isinstance(row, Problem) else _checked(row)
+            yield row if isinstance(row, Problem) else _checked(row, may_be_list)
     except DataError:
         raise
     except PermissionError:
@@ -103,16 +109,24 @@ def _is_whole(value: float | Decimal) -> bool:
     return value.is_integer() if isinstance(value, float) else value == value.to_integral_value()
 
 
-def _checked(row: Row) -> Row | Problem:
+def _checked(row: Row, may_be_list: Sequence[bool]) -> Row | Problem:
     """The row with its text decoded, or why it can't be used."""
+    if not all(map(_is_flat, row, may_be_list)):
+        return Problem.NOT_ONE_VALUE
     try:
-        cells = tuple(_cell(value) for value in row)
+        return tuple(_cell(value) for value in row)
     except UnicodeError:
         return Problem.NOT_UTF8
-    return Problem.NOT_ONE_VALUE if any(isinstance(cell, list | dict) for cell in cells) else cells
+
+
+def _is_flat(value: Any, may_be_list: bool) -> bool:
+    inner = value if may_be_list and isinstance(value, list) else [value]
+    return not any(isinstance(part, list | dict) for part in inner)
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_cell(part) for part in value]
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, str) and not value.isascii():
@@ -131,6 +145,8 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Row | Problem]:
 def _values(column: Any) -> list[Any]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if pa.types.is_large_list(column.type) or pa.types.is_list(column.type):
+        return _lists(column)
     if pa.types.is_temporal(column.type):
         column = column.cast(pa.string())
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -138,6 +154,15 @@ def _values(column: Any) -> list[Any]:
         column = column.cast(pa.large_binary())
     values: list[Any] = column.to_pylist()
     return values
+
+
+def _lists(column: Any) -> list[Any]:
+    """Lists by their elements, each read as it would be on its own."""
+    bounds, parts = column.offsets.to_pylist(), _values(column.values)
+    return [
+        parts[start:end] if there else None
+        for start, end, there in zip(bounds, bounds[1:], column.is_valid().to_pylist(), strict=False)
+    ]
 
 
 def _csv(path: Path, columns: Columns) -> Iterator[Row | Problem]:

@@ -29,6 +29,19 @@ def codes(*attributes: tuple[str, Any], preamble: str = "") -> ControlCodes:
     return ControlCodes.model_validate({"attributes": listed, "preamble": preamble})
 
 
+def test_several_values_are_all_their_combinations_in_the_order_given() -> None:
+    made = codes(("topic", ["Staff", "Food", "Parking"]), ("stars", [1, 2]))
+    assert made.indices([["Food", "Elsewhere", "Staff", "Food"], ["2"]], most=9) == [3, 1]
+    assert made.indices([["Food", "Staff"], ["2", "1"]], most=3) == [3, 2, 1]
+    assert made.indices([["Elsewhere"], ["2"]], most=9) == []
+
+
+def test_a_billion_combinations_are_no_work() -> None:
+    made = codes(*((name, list(range(10))) for name in "abcd"))
+    everything = [[str(value) for value in range(10)] * 1000] * 4
+    assert made.indices(everything, most=2) == [0, 1]
+
+
 @given(GRIDS)
 def test_every_code_has_one_index_and_finds_back(grid: list[tuple[str, list[str]]]) -> None:
     made = codes(*grid)

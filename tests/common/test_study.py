@@ -93,7 +93,8 @@ def test_smallest_study_has_every_default_written_out(tmp_path: Path) -> None:
         ("delta = 1e-5", "delta = 1.0", "privacy.delta", "1.0 isn't accepted: input should be less than 1"),
         ("delta = 1e-5", "delta = 0", "privacy.delta", "0 isn't accepted: input should be greater than 0"),
         ("delta = 1e-5", 'delta = 1e-5\nunit = "person"', "privacy.unit", "'record' or 'patient'"),
-        ("delta = 1e-5", "delta = 1e-5\ncodes_per_unit = 2", "privacy", "codes_per_unit is 2, but a record"),
+        ("delta = 1e-5", "delta = 1e-5\ncodes_per_unit = 2", "privacy.codes_per_unit is 2", "a record has exactly one"),
+        ('"Food"]}', '"Food"], multiple = true}', "privacy.codes_per_unit is 1", "at least 2"),
         ('"Staff", "Food"', "", "codes.attributes.0.values", "has no values"),
         ("[privacy]", "[pool]\nsize = 5\n[privacy]", "pool.size is 5", "fewer than the 6 codes"),
         ("[privacy]", "[pool]\nsize = 'many'\n[privacy]", "pool.size", "'many' isn't accepted"),
@@ -230,8 +231,8 @@ ALTERNATIVES: dict[str, Any] = {
 def test_every_field_is_part_of_the_hash(path: tuple[str | int, ...]) -> None:
     study = Study.model_validate(minimal() | {"federation": {"expected_sites": 9}})
     changed = json.loads(study.canonical)
-    if path in (("privacy", "codes_per_unit"), ("voting", "votes_per_unit")):
-        changed["privacy"]["unit"] = "patient"
+    if path[-1] in ("codes_per_unit", "votes_per_unit", "multiple"):
+        changed["privacy"] |= {"unit": "patient", "codes_per_unit": 2}
         study = Study.model_validate(changed)
     inner = changed
     for key in path[:-1]:
@@ -255,6 +256,14 @@ def _another(key: str | int, value: Any) -> Any:
 @pytest.mark.parametrize(("size", "k"), [(6, 1), (119, 1), (120, 2), (480, 8), (10**6, 8)])
 def test_neighbours_follow_the_candidates_per_code(size: int, k: int) -> None:
     assert Study.model_validate(minimal() | {"pool": {"size": size}}).neighbours == k
+
+
+def test_records_of_several_codes_may_cast_more_votes() -> None:
+    several = minimal() | {"voting": {"neighbours": 4, "votes_per_unit": 8}}
+    several["codes"]["attributes"][0]["multiple"] = True
+    several["privacy"]["codes_per_unit"] = 2
+    study = Study.model_validate(several)
+    assert (study.privacy.unit, study.privacy.codes_per_unit, study.votes_per_unit) == ("record", 2, 8)
 
 
 def test_neighbours_that_are_named_are_taken() -> None:

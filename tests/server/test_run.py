@@ -410,6 +410,28 @@ def test_patient_units_plain_lora_and_profile_weights_run_too(tmp_path: Path, ti
     assert {s.outcome for s in read_summary(run.workspace).sites} == {"answered"}
 
 
+def test_documents_of_several_topics_count_under_each(tmp_path: Path, tiny_model: Path) -> None:
+    def listed(row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"topic": ["staff", "parking"] if row["tone"] == 1 else [row["topic"]]}
+
+    sites = {
+        node: write_site(tmp_path, name, tier, list(map(listed, rows(400, 400 * node))))
+        for node, (name, tier) in TIERS.items()
+    }
+    topic, tone = small_study(tiny_model)["codes"]["attributes"]
+    run = _run(
+        tmp_path,
+        tiny_model,
+        InProcessGrid(sites),
+        codes={"attributes": [topic | {"multiple": True}, tone]},
+        privacy={"codes_per_unit": 2},
+    )
+    profile = sum(read_profiles(run.workspace.profiles).values())
+    # Every tone-1 document counts under both topics: 1,600 documents, 2,400 times under a code.
+    np.testing.assert_allclose(profile, [800, 800 * 2 / 3, 800, 800 / 3], atol=80)
+    assert len(read_corpus(run.workspace, run.study.codes)) == run.study.corpus.size
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "gemma3", "bart", "t5"])
 def test_other_kinds_of_models_run_too(tmp_path: Path, tiny: Callable[[str], Path], kind: str) -> None:
     base = tiny(kind)

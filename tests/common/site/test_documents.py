@@ -233,6 +233,91 @@ def test_parquet_column_types_of_all_sorts_can_be_read(tmp_path: Path) -> None:
     assert (documents.codes.tolist(), documents.unit_count) == ([3, 0], 2)
 
 
+SEVERAL: list[dict[str, Any]] = [
+    {"text": "Both.", "topic": ["Food", "Staff"], "stars": 4, "patient": "a"},
+    {"text": "One.", "topic": ["Staff"], "stars": 1, "patient": "b"},
+    {"text": "One is none of ours.", "topic": ["Parking", " Food "], "stars": 1, "patient": "a"},
+    {"text": "None is.", "topic": ["Parking", "Noise"], "stars": 1, "patient": "b"},
+    {"text": "Nothing there.", "topic": [], "stars": 1, "patient": "b"},
+    {"text": "Nor here.", "topic": ["", None], "stars": 1, "patient": "b"},
+    {"text": "All three.", "topic": ["Staff", "Ward", "Food"], "stars": 4, "patient": "c"},
+]
+
+
+def several(codes_per_unit: int = 2, unit: str = "record") -> Study:
+    plain = study(unit).model_dump(mode="json")
+    plain["codes"]["attributes"][0] |= {"values": ["Staff", "Food", "Ward"], "multiple": True}
+    plain["privacy"]["codes_per_unit"] = codes_per_unit
+    return Study.model_validate(plain)
+
+
+def separated(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [dict(row) | {"topic": "|".join(part or "" for part in row["topic"])} for row in rows]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_a_document_of_several_values_stands_under_each(tmp_path: Path, suffix: str) -> None:
+    rows = separated(SEVERAL) if suffix == ".csv" else SEVERAL
+    documents = Documents.load(site(written(tmp_path, suffix, rows), value_separator="|"), several())
+    # Staff is 0 and 1, Food 2 and 3, Ward 4 and 5; the third code of the last is one too many.
+    assert documents.codes.tolist() == [3, 1, 0, 2, 1, 5]
+    assert documents.units.tolist() == [0, 0, 1, 2, 3, 3]
+    assert documents.texts == ("Both.", "Both.", "One.", "One is none of ours.", "All three.", "All three.")
+    assert (documents.undeclared, documents.further_codes) == (1, 2)
+    assert [(p.row, p.reason) for p in documents.problems] == [(5, Problem.NO_CODE), (6, Problem.NO_CODE)]
+    assert documents.report().startswith("4 documents of 4 units can be used\n2 times one counts under a further code")
+
+
+def test_several_codes_of_a_patient_are_of_one_unit(tmp_path: Path) -> None:
+    documents = Documents.load(site(written(tmp_path, ".jsonl", SEVERAL)), several(3, "patient"))
+    assert documents.units.tolist() == [0, 0, 1, 0, 2, 2, 2]
+    assert documents.codes.tolist() == [3, 1, 0, 2, 1, 5, 3]
+
+
+def test_values_that_a_table_respelled_are_found_one_by_one(tmp_path: Path) -> None:
+    plain = several().model_dump(mode="json")
+    plain["codes"]["attributes"][0]["values"] = ["1", "2", "true"]
+    rows = b"text,topic,stars\nA,2.0;True,4\nB,1,1.0\n"
+    documents = Documents.load(site(raw(tmp_path, "d.csv", rows), value_separator=";"), Study.model_validate(plain))
+    assert documents.codes.tolist() == [3, 5, 0]
+
+
+def test_without_a_separator_a_cell_is_one_value(tmp_path: Path) -> None:
+    documents = Documents.load(site(written(tmp_path, ".csv", separated(SEVERAL))), several())
+    assert documents.texts == ("One.",)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_a_list_where_one_value_is_due_is_malformed(tmp_path: Path, suffix: str) -> None:
+    documents = Documents.load(site(written(tmp_path, suffix, SEVERAL)), study())
+    assert {p.reason for p in documents.problems} == {Problem.NOT_ONE_VALUE}
+    assert len(documents.problems) == len(SEVERAL)
+
+
+def test_lists_in_lists_and_bad_text_in_lists_are_malformed(tmp_path: Path) -> None:
+    lines = [
+        b'{"text": "A", "topic": [["Staff"], "Food"], "stars": 4}',
+        b'{"text": "B", "topic": {"Staff": 1}, "stars": 4}',
+        b'{"text": "C", "topic": ["Staff", "\\ud800"], "stars": 4}',
+    ]
+    documents = Documents.load(site(raw(tmp_path, "d.jsonl", b"\n".join(lines))), several())
+    assert [p.reason for p in documents.problems] == [
+        Problem.NOT_ONE_VALUE,
+        Problem.NOT_ONE_VALUE,
+        Problem.NOT_UTF8,
+    ]
+
+
+def test_parquet_lists_of_all_sorts_can_be_read(tmp_path: Path) -> None:
+    topics = [["Food", "Staff"], None, [], ["Ward"]]
+    for number, kind in enumerate([pa.list_(pa.string()), pa.large_list(pa.large_string()), pa.list_(pa.binary())]):
+        columns = {"text": pa.array(list("ABCD")), "topic": pa.array(topics, kind), "stars": pa.array([4] * 4)}
+        # In several row groups, and from a slice: a list's place in its column isn't its row's.
+        pq.write_table(pa.table(columns).slice(0, 4), tmp_path / f"{number}.parquet", row_group_size=2)
+        documents = Documents.load(site(tmp_path / f"{number}.parquet"), several())
+        assert documents.codes.tolist() == [3, 1, 5]
+
+
 def test_undeclared_value_is_counted_not_listed(tmp_path: Path) -> None:
     rows = [{"text": SECRET, "topic": "Food", "stars": 9}, {"text": "A", "topic": "Food", "stars": 4}]
     documents = Documents.load(site(written(tmp_path, ".jsonl", rows)), study())
