@@ -16,7 +16,11 @@ from tests.benchmarks.bars import Bar
 def main(arguments: list[str]) -> int:
     """Run the benchmark that the arguments name."""
     files = Path(__file__).parent.glob("[a-z]*.py")
-    names = sorted(p.stem.replace("_", "-") for p in files if p.stem not in ("bars", "figures", "shapes"))
+    names = sorted(
+        p.stem.replace("_", "-")
+        for p in files
+        if p.stem not in ("bars", "figures", "shapes", "weak_folder", "weak_site")
+    )
     if len(arguments) != 1 or arguments[0] not in names:
         print(
             f"make bench B=NAME: {' '.join(arguments) or 'no name'} isn't one; {', '.join(names)} are", file=sys.stderr
