@@ -125,14 +125,15 @@ def _top(own: Vectors, others: Vectors, kept: int, most_wrong: np.float32) -> ND
     values = np.full(columns.shape, -np.inf, dtype=np.float64)
     columns[row, place], values[row, place] = column, products[row, column]
     order = _descending(values)
-    unsure = _has_near_ties(np.take_along_axis(values, order, axis=1), most_wrong)
-    if unsure.any():
-        pairs = np.flatnonzero(unsure[row])
-        for start in range(0, pairs.size, _EXACT):
-            some = pairs[start : start + _EXACT]
-            a, b = own[row[some]].astype(np.float64), others[column[some]].astype(np.float64)
-            values[row[some], place[some]] = np.einsum("ij,ij->i", a, b)
-        order[unsure] = _descending(values[unsure])
+    unsure, rank = np.nonzero(_near_ties(np.take_along_axis(values, order, axis=1), most_wrong))
+    if unsure.size:
+        tied = order[unsure, rank]
+        for start in range(0, unsure.size, _EXACT):
+            some, of = unsure[start : start + _EXACT], tied[start : start + _EXACT]
+            a, b = own[some].astype(np.float64), others[columns[some, of]].astype(np.float64)
+            values[some, of] = np.einsum("ij,ij->i", a, b)
+        again = np.unique(unsure)
+        order[again] = _descending(values[again])
     return np.take_along_axis(columns, order[:, :kept], axis=1)
 
 
@@ -141,12 +142,19 @@ def _descending(values: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.argsort(-values, axis=1, kind="stable")
 
 
-def _has_near_ties(descending: NDArray[np.float64], most_wrong: np.float32) -> NDArray[np.bool_]:
-    """Whether two values of a row are nearer to each other than twice what they may be wrong by."""
+def _near_ties(descending: NDArray[np.float64], most_wrong: np.float32) -> NDArray[np.bool_]:
+    """Which values are nearer to the one before or after than twice what they may be wrong by; the others' order stands.
+
+    An exact value is within the error of the rounded one, so it doesn't pass a neighbour that is farther away.
+    """
     with np.errstate(invalid="ignore"):
         gaps = descending[:, :-1] - descending[:, 1:]
     # Between two places that are left over there is no gap but nan, which is no near-tie.
-    return np.asarray((gaps <= 2 * most_wrong).any(axis=1))
+    close = gaps <= 2 * most_wrong
+    tied = np.zeros(descending.shape, dtype=np.bool_)
+    tied[:, :-1] |= close
+    tied[:, 1:] |= close
+    return tied
 
 
 def _that_may_be_near(
