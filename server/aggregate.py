@@ -59,6 +59,45 @@ def sum_profiles(profiles: Sequence[Counts]) -> Counts:
     return np.sum(np.clip(np.stack(profiles, dtype=np.int64), -cap, cap), axis=0, dtype=np.int64)
 
 
+def combined_sizes(
+    profile: Counts,
+    votes: Counts,
+    codes_of_candidates: NDArray[np.integer],
+    *,
+    votes_per_unit: int,
+    profile_variance: float,
+    vote_variance: float,
+) -> Counts:
+    """Units under each code, from the profile and from what the votes say of it, int64 ``(codes,)``.
+
+    Where every unit has one code and gives each of its k votes within it, a code's votes sum to k times its units. That
+    is a second measurement with noise of its own: the two are averaged by inverse variance, which has less noise than
+    either. It holds for records of one code; a patient's votes spread over codes.
+
+    Parameters
+    ----------
+    profile
+        Summed noisy profile of the sites that voted, int64 ``(codes,)``.
+    votes
+        Summed noisy ballots, int64 ``(candidates,)``.
+    codes_of_candidates
+        Code index of each candidate.
+    votes_per_unit
+        K; a code with fewer candidates gets one vote on each.
+    profile_variance, vote_variance
+        Of the noise on one summed count. Public.
+    """
+    candidates = np.bincount(codes_of_candidates, minlength=profile.size).astype(np.float64)
+    # In floats: a sum of many int64 may exceed the largest, and a float can't wrap around.
+    cast = np.bincount(codes_of_candidates, weights=votes.astype(np.float64), minlength=profile.size)
+    each = np.maximum(np.minimum(candidates, votes_per_unit), 1)
+    own_variance = candidates * vote_variance / each**2
+    share = np.where(candidates > 0, profile_variance / np.maximum(profile_variance + own_variance, 1e-300), 0.0)
+    combined = profile + np.rint(share * (cast / each - profile))
+    cap = float(np.iinfo(np.int64).max // 2)
+    return np.asarray(np.clip(combined, -cap, cap).astype(np.int64))
+
+
 def quotas(profile: Counts, total: int) -> Counts:
     """How many texts each code gets: proportional to the noisy profile, by largest remainder; sums to ``total``.
 

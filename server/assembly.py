@@ -12,7 +12,7 @@ from common.models.embedder import load_embedder
 from common.protocol import CandidatePool
 from common.site.plan import weak_plan
 from common.study import Study
-from server.aggregate import quotas, select, sum_profiles
+from server.aggregate import combined_sizes, quotas, select, sum_profiles
 from server.corpus import CorpusText
 from server.generation import SyntheticText, TextSampler
 from server.strategies.profile_and_vote import Ballots
@@ -30,6 +30,8 @@ class AssembledCorpus:
         The corpus, ordered by code.
     profile
         Sum of all sites' noisy profiles.
+    sizes
+        Units of each code, as all that came in says together: the profile, and votes where they tell sizes too.
     wanted
         Quota of each code; sums to the corpus' size.
     holes
@@ -39,6 +41,7 @@ class AssembledCorpus:
 
     texts: Sequence[CorpusText]
     profile: Counts
+    sizes: Counts
     wanted: Counts
     holes: Counts
 
@@ -58,9 +61,10 @@ def assemble_corpus(
     on_text: Callable[[int, int], None] = lambda _made, _wanted: None,
 ) -> AssembledCorpus:
     """Quotas from all profiles, candidates by votes, and fresh text where a quota exceeds the useful candidates."""
-    weak_profiles = list(votes.profiles.values())
-    profile = sum_profiles([*strong_profiles, *weak_profiles])
-    wanted = quotas(profile, study.corpus.size)
+    profile = sum_profiles([*strong_profiles, *votes.profiles.values()])
+    voters = _voters(study, pool, votes)
+    sizes = profile if voters is None else sum_profiles([*strong_profiles, voters])
+    wanted = quotas(sizes, study.corpus.size)
     # Without a ballot there is nothing to rank by: a strong-only study draws evenly.
     rule = study.corpus.selection if votes.ballots else "uniform"
     smoothing = study.corpus.smoothing if votes.ballots else "none"
@@ -70,7 +74,7 @@ def assemble_corpus(
         codes_of_candidates=pool.codes,
         quotas=wanted,
         votes_per_unit=study.votes_per_unit,
-        profile=sum_profiles(weak_profiles) if weak_profiles else profile,
+        profile=profile if voters is None else voters,
         generator=np.random.default_rng(study.pool.seed),
         smoothing=smoothing,
         embeddings=load_embedder(study.voting).embed(pool.texts) if smoothing == "kernel" else None,
@@ -80,7 +84,25 @@ def assemble_corpus(
     fresh = [CorpusText(t.text, t.code, "top-up") for t in sampler.sample(selection.shortfall, on_text)]
     repeated, holes = _repeats(chosen + fresh, pool, wanted)
     texts = sorted(chosen + fresh + repeated, key=lambda text: text.code)
-    return AssembledCorpus(texts, profile, wanted, holes)
+    return AssembledCorpus(texts, profile, sizes, wanted, holes)
+
+
+def _voters(study: Study, pool: CandidatePool, votes: Ballots) -> Counts | None:
+    """Units of each code at the sites that voted; None if none did."""
+    if not votes.ballots:
+        return None
+    profile = sum_profiles(list(votes.profiles.values()))
+    if study.privacy.unit != "record" or study.codes.multiple:
+        return profile
+    plan = weak_plan(study)
+    return combined_sizes(
+        profile,
+        sum_profiles(list(votes.ballots.values())),
+        pool.codes,
+        votes_per_unit=study.votes_per_unit,
+        profile_variance=len(votes.profiles) * plan.profile.scale**2,
+        vote_variance=len(votes.ballots) * plan.votes.scale**2,
+    )
 
 
 def _repeats(texts: Sequence[CorpusText], pool: CandidatePool, wanted: Counts) -> tuple[list[CorpusText], Counts]:

@@ -22,7 +22,8 @@ from common.models.manifest import manifest_of_base
 from common.protocol import CENSUS, PROFILE_AND_VOTE, TRAIN, LedgerHead, pack_release, release_records
 from common.site.config import Site
 from common.site.ledger import Ledger
-from server.aggregate import quotas
+from common.site.plan import weak_plan
+from server.aggregate import combined_sizes, quotas, sum_profiles
 from server.census import CAPPED
 from server.corpus import read_ballots, read_corpus, read_pool, read_profiles
 from server.server_app import Run, open_run, run_study
@@ -55,14 +56,25 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tupl
     return _run(folder, tiny_model, grid), grid, sites
 
 
-def test_code_proportions_equal_the_summed_noisy_profiles_to_rounding(finished: Any) -> None:
+def test_code_proportions_equal_the_noisy_sizes_to_rounding(finished: Any) -> None:
     run, _, _ = finished
     texts = read_corpus(run.workspace, run.study.codes)
     made = np.bincount([text.code for text in texts], minlength=len(run.study.codes))
-    profile = np.sum(list(read_profiles(run.workspace.profiles).values()), axis=0)
-    assert made.tolist() == quotas(profile, run.study.corpus.size).tolist()
+    profiles, ballots = read_profiles(run.workspace.profiles), read_ballots(run.workspace.ballots)
+    strong = [profile for name, profile in profiles.items() if name not in ballots]
+    plan = weak_plan(run.study)
+    weak = combined_sizes(
+        sum_profiles([profiles[name] for name in ballots]),
+        sum_profiles(list(ballots.values())),
+        read_pool(run.workspace.pool).codes,
+        votes_per_unit=run.study.votes_per_unit,
+        profile_variance=len(ballots) * plan.profile.scale**2,
+        vote_variance=len(ballots) * plan.votes.scale**2,
+    )
+    sizes = sum_profiles([*strong, weak])
+    assert made.tolist() == quotas(sizes, run.study.corpus.size).tolist()
     assert len(texts) == run.study.corpus.size
-    exact = np.maximum(profile, 0) / np.maximum(profile, 0).sum() * run.study.corpus.size
+    exact = np.maximum(sizes, 0) / np.maximum(sizes, 0).sum() * run.study.corpus.size
     assert np.abs(made - exact).max() < 1
 
 
