@@ -143,7 +143,7 @@ def _descending(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _near_ties(descending: NDArray[np.float64], most_wrong: np.float32) -> NDArray[np.bool_]:
-    """Which values are nearer to the one before or after than twice what they may be wrong by; the others' order stands.
+    """Which values are nearer to a neighbour in the order than twice what they may be wrong by; the other ones stand.
 
     An exact value is within the error of the rounded one, so it doesn't pass a neighbour that is farther away.
     """
