@@ -7,6 +7,7 @@ import logging
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from client_weak.embedding_cache import embed_documents
 from client_weak.votes import noisy_ballot
 from common.errors import PrivacyError
 from common.models.embedder import load_embedder
@@ -36,11 +37,14 @@ def profile_and_vote(message: Message, context: Context) -> Message:
 
 
 def prepared(site: Site, request: VoteRequest) -> Compute:
-    """Read documents and embedder; what comes back computes the noisy profile and the noisy ballot."""
+    """Read and embed the documents; what comes back computes the noisy profile and the noisy ballot."""
     study = request.study
     documents = Documents.load(site, study)
     embedder = load_embedder(study.voting, site.models)
     log.info("voting on %d candidates", len(request.pool))
+    # The coordinator's texts first: should they be unusable, that is seen before the long part.
+    pool_vectors = embedder.embed(request.pool.texts)
+    vectors = embed_documents(site, study.voting, embedder, documents.texts)
 
     def compute(task: Task) -> Answer:
         plan = task.plan
@@ -49,7 +53,7 @@ def prepared(site: Site, request: VoteRequest) -> Compute:
         return Answer(
             {
                 PROFILE: noisy_profile(documents, study, plan.profile),
-                "ballot": noisy_ballot(documents, request.pool, embedder, study, plan.votes),
+                "ballot": noisy_ballot(documents, vectors, request.pool, pool_vectors, study, plan.votes),
             }
         )
 

@@ -7,8 +7,7 @@ elsewhere, and what can't be seen in a text shouldn't win votes.
 
 from __future__ import annotations
 
-from client_weak.neighbours import comparable, nearest_candidates
-from common.models.embedder import Embedder
+from client_weak.neighbours import Vectors, comparable, nearest_candidates
 from common.privacy.accounting import DiscreteGaussian
 from common.privacy.bounding import vote_counts
 from common.privacy.noise import discrete_gaussian
@@ -19,10 +18,27 @@ from common.study import Study
 
 
 def noisy_ballot(
-    documents: Documents, pool: CandidatePool, embedder: Embedder, study: Study, mechanism: DiscreteGaussian
+    documents: Documents,
+    vectors: Vectors,
+    pool: CandidatePool,
+    pool_vectors: Vectors,
+    study: Study,
+    mechanism: DiscreteGaussian,
 ) -> Noised:
-    """Noised votes, int64 of shape ``(candidates,)``. With no document under any code it is noise only."""
-    own, others = comparable(embedder.embed(documents.texts), embedder.embed(pool.texts), study.voting.similarity)
+    """Noised votes. With no document under any code it is noise only.
+
+    Parameters
+    ----------
+    vectors, pool_vectors
+        Of the documents' texts, private, and of the candidates', float32 ``(documents, d)`` and ``(candidates, d)``, by
+        one embedder.
+
+    Returns
+    -------
+    Noised
+        int64 ``(candidates,)``.
+    """
+    own, others = comparable(vectors, pool_vectors, study.voting.similarity)
     nearest = nearest_candidates(own, documents.codes, others, pool.codes, neighbours=study.neighbours)
     exact = vote_counts(nearest, documents.units, candidates=len(pool), votes_per_unit=mechanism.cells_per_unit)
     return discrete_gaussian(exact, mechanism.scale)

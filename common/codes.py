@@ -7,6 +7,7 @@ prompt are too. Which codes a document has is private: one, or several where an 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import islice, product
@@ -55,7 +56,7 @@ class Attribute(Section):
         if padded:
             # Cells are stripped before they are looked up, so no document could ever have such a value.
             raise ValueError(f"lists {padded[0]!r}, with blanks around it; write it without")
-        repeated = sorted({v for v in values if values.count(v) > 1})
+        repeated = sorted(v for v, times in Counter(values).items() if times > 1)
         if repeated:
             raise ValueError(f"lists {repeated[0]!r} more than once; values must be distinct")
         return values

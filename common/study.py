@@ -233,7 +233,8 @@ class Voting(Section):
     )
     embedder: str = Field(
         default="wordllama",
-        description="Sentence embedder: 'wordllama' (static, no torch) or 'sentence-transformers:FOLDER-OR-ID'.",
+        description="Sentence embedder: 'wordllama' (static) or 'onnx:FOLDER-OR-FILE' (a transformer), both without "
+        "torch; or 'sentence-transformers:FOLDER-OR-ID'.",
     )
     embedder_sha256: str | None = Field(
         default=None,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,10 +42,15 @@ class Manifest:
     files: Mapping[str, str]
 
     @classmethod
-    def of(cls, source: Path) -> Manifest:
+    def of(cls, source: Path, names: Iterable[str] | None = None) -> Manifest:
         """Read and hash a model: a folder, or a single GGUF file.
 
         A link to a file is read, as the cache of a hub is made of such; one to a folder isn't followed.
+
+        Parameters
+        ----------
+        names
+            Files of the folder that count, if loading reads only these; else all of the kinds that define models.
 
         Raises
         ------
@@ -55,7 +60,8 @@ class Manifest:
         try:
             if source.is_file():
                 return cls({source.name: _sha256(source)})
-            files = {name: _sha256(source / name) for name in _names(source)}
+            counted = _names(source) if names is None else sorted(names)
+            files = {name: _sha256(source / name) for name in counted}
         except OSError as cause:
             raise ModelError(f"model {str(source)!r}: {cause.filename!r} can't be read ({cause.strerror})") from cause
         if not files:

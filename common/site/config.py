@@ -147,6 +147,12 @@ class Site(Section):
         description="File with 64 hexadecimal digits that only its owner can read: the ledger is encrypted with this "
         "key. Unset means in the clear. Without the key the ledger is lost.",
     )
+    cache_embeddings: bool = Field(
+        default=True,
+        description="Whether a weak site keeps its documents' vectors in the state folder, so that a request that was "
+        "killed, or another study, doesn't embed them again. They are private; with a ledger_key_file they are "
+        "encrypted. 'false' also removes those that were kept.",
+    )
     models: dict[str, Path] = Field(
         default_factory=dict,
         description="Where models of a study lie on this machine: name in the study -> local folder.",

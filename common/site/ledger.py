@@ -26,7 +26,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +50,7 @@ from common.privacy.accounting import (
 )
 from common.protocol import LedgerHead
 from common.site.config import Policy, Site
+from common.site.files import create_private
 from common.site.policy import Charge, check_lifetime
 from common.study import Study
 
@@ -110,7 +110,7 @@ class Ledger:
         self._seal = _Seal(path, key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _create_private(path)
+            create_private(path)
             self._database = sqlite3.connect(path, isolation_level=None, timeout=60)
         except (sqlite3.Error, OSError) as cause:
             raise LedgerError(f"{path}: the ledger can't be opened: {cause}") from cause
@@ -148,7 +148,7 @@ class Ledger:
         """Hold the site's one lock: from looking a request up until its answer is stored."""
         lock_path = self._path.with_suffix(".lock")
         try:
-            _create_private(lock_path)
+            create_private(lock_path)
             lock = lock_path.open("r+")
         except OSError as cause:
             raise LedgerError(f"{lock_path}: the ledger's lock can't be opened: {cause}") from cause
@@ -597,18 +597,6 @@ class _Seal:
             raise LedgerError(
                 f"{self._path}: event {sequence} can't be decrypted; the ledger was changed, or this isn't its key"
             ) from cause
-
-
-def _create_private(path: Path) -> None:
-    """Make a file that only its owner reads, from its first moment on, and make its name durable."""
-    if path.exists():
-        return
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _caps(policy: Policy) -> dict[str, Any]:

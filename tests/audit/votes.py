@@ -53,7 +53,8 @@ class Scene:
 
     def release(self, documents: Documents, plan: WeakPlan) -> NDArray[np.int64]:
         """What the site sends: ballot, then profile; noised by ``plan``."""
-        ballot = noisy_ballot(documents, self.pool, self.embedder, self.study, plan.votes)
+        vectors, pool_vectors = self.embedder.embed(documents.texts), self.embedder.embed(self.pool.texts)
+        ballot = noisy_ballot(documents, vectors, self.pool, pool_vectors, self.study, plan.votes)
         return np.r_[ballot.array, noisy_profile(documents, self.study, plan.profile).array]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
+import client_weak.client_app
+from client_weak.embedding_cache import FILE
 from common import protocol
 from common.client_app import app
 from common.errors import WireCode
-from common.models.embedder import manifest_of_embedder
+from common.models.embedder import Embedder, Embeddings, load_embedder, manifest_of_embedder
 from common.protocol import PROFILE_AND_VOTE, CandidatePool, VoteReply, VoteRequest
 from common.site.config import Site
 from common.site.ledger import Ledger
-from common.study import Study
+from common.study import Study, Voting
 from tests.hospitals import rows, small_study, write_site
 from tests.in_process import identify
 
@@ -145,3 +147,44 @@ def test_another_embedder_is_refused(site: Path, voting: Mapping[str, Any], refu
     # Without the library that is what is missing; with it, the folder.
     accepted = {refusal} if refusal else {WireCode.MISSING_EXTRA, WireCode.MODEL_UNUSABLE}
     assert _refusal(site, _records(_study(**voting))) in accepted
+
+
+class _Watched:
+    """The study's embedder, which tells what it is asked and may break down at a text."""
+
+    def __init__(self, embedder: Embedder, breaks_at: str = "nothing of this kind") -> None:
+        self.seen: list[str] = []
+        self._embedder, self._breaks_at = embedder, breaks_at
+
+    def embed(self, texts: Sequence[str]) -> Embeddings:
+        self.seen += texts
+        if any(self._breaks_at in text for text in texts):
+            raise MemoryError(self._breaks_at)
+        return self._embedder.embed(texts)
+
+
+@pytest.mark.parametrize("breaks_at", ["Comment number 7 ", TEXTS[5]])
+def test_texts_that_cannot_be_embedded_cost_nothing(
+    site: Path, monkeypatch: pytest.MonkeyPatch, breaks_at: str
+) -> None:
+    watched = _Watched(load_embedder(Voting()), breaks_at)
+    monkeypatch.setattr(client_weak.client_app, "load_embedder", lambda *_: watched)
+    assert _refusal(site, _records(_study())) is WireCode.INTERNAL
+
+
+def test_a_second_study_over_the_same_documents_embeds_candidates_only(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_weak.embedding_cache, "made_by", lambda *_: "the same")
+    watched = _Watched(load_embedder(Voting()))
+    monkeypatch.setattr(client_weak.client_app, "load_embedder", lambda *_: watched)
+    assert _ask(site, _records(_study())).has_content()
+    assert len(watched.seen) == len(TEXTS) + 60
+    watched.seen.clear()
+    assert _ask(site, _records(_study(similarity="l2"))).has_content()
+    assert watched.seen == list(TEXTS)
+
+
+def test_the_default_embedder_leaves_no_vectors_behind(site: Path) -> None:
+    assert _ask(site, _records(_study())).has_content()
+    assert not (Site.load(site).state / FILE).exists()
