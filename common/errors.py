@@ -163,5 +163,9 @@ class CheckpointError(UserError):
     """A run folder whose state is missing, damaged or another study's."""
 
 
+class BundleError(FedcorpusError, RuntimeError):
+    """A corpus bundle that can't be written."""
+
+
 class FederationError(FedcorpusError, RuntimeError):
     """A Flower process didn't start, died, or a run failed."""

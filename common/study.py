@@ -210,10 +210,33 @@ class Pool(Section):
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature.")
     top_p: float = Field(default=0.95, gt=0, le=1, description="Nucleus sampling: probability mass kept.")
     batch_size: int = Field(default=32, ge=1, description="Texts generated at once.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="Number format of the model that generates, adapter and all. auto: bfloat16 if the coordinator's "
+        "machine multiplies matrices faster in it, which it measures; float32 else.",
+    )
     max_tries: int = Field(
         default=4,
         ge=1,
-        description="How often empty, duplicate and prompt-echo texts are made again, at most.",
+        description="How often a text is made, at most, until one is kept. Dropped are empty texts, echoes of the "
+        "prompt, exact duplicates, and what the next three options say.",
+    )
+    max_repetition: float = Field(
+        default=0.3,
+        ge=0,
+        le=1,
+        description="Largest share of a text's 4-grams of words that occurred in it before; 1 keeps all texts.",
+    )
+    near_duplicate: float = Field(
+        default=0.8,
+        ge=0.3,
+        le=1,
+        description="How much two texts of a code may overlap (Jaccard, of runs of 5 characters, by MinHash) before "
+        "the second is dropped as a near duplicate; 1 keeps all texts.",
+    )
+    over_long: Literal["keep", "drop"] = Field(
+        default="keep",
+        description="What happens to texts that max_new_tokens cuts before the model has ended them.",
     )
     seed: int = Field(default=0, ge=0, description="Public seed of the sampling at the server. Not used for noise.")
 
@@ -252,11 +275,19 @@ class Corpus(Section):
     """What is published."""
 
     size: int = Field(default=400, ge=1, description="Number of synthetic texts in the corpus.")
-    selection: Literal["simplex", "weighted", "paper", "uniform"] = Field(
-        default="simplex",
-        description="How votes pick candidates. simplex: simplex-projected votes, highest first, no repeats. weighted: "
-        "the same weights drawn without replacement. paper: clip at 0, normalise, draw with replacement. uniform: "
-        "ignore the votes.",
+    selection: Literal["density", "simplex", "weighted", "paper", "uniform"] = Field(
+        default="density",
+        description="How votes pick candidates. density: where votes are most beside those that the pool would give "
+        "itself, no repeats; the coordinator needs the embedder. simplex: simplex-projected votes, highest first, no "
+        "repeats. weighted: the same weights drawn without replacement. paper: clip at 0, normalise, draw with "
+        "replacement. uniform: ignore the votes.",
+    )
+    choice: float = Field(
+        default=2.5,
+        ge=1,
+        le=100,
+        description="With selection density: texts to choose from for each text of the corpus. A code with fewer "
+        "candidates gets fresh texts as well, which the votes on candidates like them rank.",
     )
     smoothing: Literal["none", "kernel"] = Field(
         default="none",

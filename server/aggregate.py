@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import ProtocolError, StudyError
+from server.density import Similarity, density_ratio, told_by_neighbours, votes_of_pool
 from server.smoothing import smoothed
 
 Counts = NDArray[np.int64]
@@ -26,18 +27,37 @@ Smoothing = Literal["none", "kernel"]
 
 @dataclass(frozen=True)
 class Selection:
-    """Which candidates enter the corpus.
+    """Which texts enter the corpus.
 
     Attributes
     ----------
     chosen
         Candidate indices, int64; an index repeats only under a rule that draws with replacement.
+    fresh
+        Indices of the fresh texts that were offered beside the candidates, int64.
     shortfall
-        Fresh texts still to be generated per code, int64 ``(codes,)``. For every code, chosen + shortfall = quota.
+        Texts still to be generated per code, int64 ``(codes,)``. For every code, chosen + fresh + shortfall = quota.
     """
 
     chosen: Counts
+    fresh: Counts
     shortfall: Counts
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Texts as points.
+
+    Attributes
+    ----------
+    codes
+        Code index of each text, int ``(n,)``.
+    embeddings
+        float32 ``(n, d)``, public.
+    """
+
+    codes: NDArray[np.integer]
+    embeddings: NDArray[np.float32]
 
 
 def sum_profiles(profiles: Sequence[Counts]) -> Counts:
@@ -199,8 +219,46 @@ def clipped_weights(votes: Votes) -> Weights:
     return np.asarray(clipped / clipped.sum())
 
 
-Rule = Callable[[Votes, float, int, np.random.Generator], Counts]
-"""(votes of one code's candidates, expected vote total, quota, generator) -> positions chosen among them."""
+@dataclass(frozen=True)
+class OneCode:
+    """What a rule sees of one code: J candidates, and F fresh texts that nobody voted on.
+
+    Attributes
+    ----------
+    votes
+        Noisy or smoothed, ``(J,)``.
+    expected
+        What the votes should sum to.
+    quota
+        Texts wanted.
+    embeddings, fresh
+        float32 ``(J, d)`` and ``(F, d)``; None and empty for rules that don't ask for them.
+    neighbours, similarity
+        How documents vote: K, and by what.
+    """
+
+    votes: Votes
+    expected: float
+    quota: int
+    embeddings: NDArray[np.float32] | None
+    fresh: NDArray[np.float32]
+    neighbours: int
+    similarity: Similarity
+
+
+Rule = Callable[[OneCode, np.random.Generator], Counts]
+"""Positions chosen: below J among the candidates, from J on among the fresh texts."""
+
+
+def fresh_wanted(quotas: Counts, candidates: Counts, choice: float) -> Counts:
+    """Fresh texts per code that make the choice ``choice`` times the quota, int64 ``(codes,)``.
+
+    Parameters
+    ----------
+    quotas, candidates
+        Per code, int64 ``(codes,)``.
+    """
+    return np.asarray(np.maximum(np.ceil(quotas * choice).astype(np.int64) - candidates, 0) * (quotas > 0))
 
 
 def select(
@@ -209,12 +267,14 @@ def select(
     votes: Counts,
     codes_of_candidates: NDArray[np.integer],
     quotas: Counts,
-    votes_per_unit: int,
-    profile: Counts,
+    expected: Weights,
     generator: np.random.Generator,
     smoothing: Smoothing = "none",
     embeddings: NDArray[np.float32] | None = None,
+    fresh: Embedded | None = None,
     noise_variance: float = 0,
+    neighbours: int = 1,
+    similarity: Similarity = "cosine",
 ) -> Selection:
     """Fill each code's quota from its candidates.
 
@@ -228,51 +288,70 @@ def select(
         Code index of each candidate.
     quotas
         Texts wanted per code, int64 ``(codes,)``.
-    votes_per_unit
-        K: every voting unit gave K votes, or one to each candidate of its code where there are fewer.
-    profile
-        Summed noisy profile of the sites that voted, int64 ``(codes,)``.
+    expected
+        What each code's votes should sum to, float64 ``(codes,)``.
     generator
         For tie breaking and drawing. Not a privacy mechanism.
     smoothing
         ``kernel``: the rule sees each code's votes as `server.smoothing.smoothed` leaves them.
     embeddings
-        Of the candidates, float32 ``(candidates, d)``, public. Only smoothing needs them.
+        Of the candidates, float32 ``(candidates, d)``, public. Smoothing needs them, and the rules in `BY_DENSITY`.
+    fresh
+        Texts that came after the votes, for those rules to choose from too.
     noise_variance
         Of the noise on one summed vote count: the sum over the sites that voted of their sigma squared. Public.
+    neighbours, similarity
+        How documents voted: K, and by what.
 
     Raises
     ------
     StudyError
         If the rule or the smoothing is unknown.
     ProtocolError
-        If there isn't one vote per candidate, or one count per code, or, to smooth, one finite embedding per candidate.
+        If there isn't one vote per candidate, or one count per code, or, where needed, one finite embedding per
+        candidate.
     PrivacyError
         If the noise has no valid variance.
     """
     if rule not in SELECTION_RULES:
         raise StudyError(f"corpus.selection is {rule!r}; one of {sorted(SELECTION_RULES)} is accepted")
-    if votes.shape != codes_of_candidates.shape or profile.shape != quotas.shape:
+    if votes.shape != codes_of_candidates.shape or expected.shape != quotas.shape:
         raise ProtocolError(
-            f"select: votes {votes.shape}, candidates {codes_of_candidates.shape}, profile {profile.shape}, quotas "
-            f"{quotas.shape}; one vote per candidate and one count per code are needed"
+            f"select: votes {votes.shape}, candidates {codes_of_candidates.shape}, expected votes {expected.shape}, "
+            f"quotas {quotas.shape}; one vote per candidate and one count per code are needed"
         )
     if smoothing not in get_args(Smoothing):
         raise StudyError(f"corpus.smoothing is {smoothing!r}; one of {sorted(get_args(Smoothing))} is accepted")
-    if smoothing == "kernel" and (embeddings is None or len(embeddings) != votes.size):
+    if needs_embeddings(rule, smoothing) and (embeddings is None or len(embeddings) != votes.size):
         given = None if embeddings is None else embeddings.shape
         raise ProtocolError(f"select: {votes.size} candidates, embeddings {given}; one per candidate is needed")
-    chosen, shortfall = [_none()], np.zeros_like(quotas)
+    chosen, chosen_fresh, shortfall = [_none()], [_none()], np.zeros_like(quotas)
+    offered = _by_code(fresh.codes, quotas.size) if fresh is not None else [_none()] * quotas.size
     for code, candidates in enumerate(_by_code(codes_of_candidates, quotas.size)):
-        expected = min(votes_per_unit, candidates.size) * max(int(profile[code]), 1)
-        seen: Votes = votes[candidates]
         # A code that gets no text needs no smoothing, which takes its time.
-        if smoothing == "kernel" and embeddings is not None and quotas[code]:
-            seen = smoothed(votes[candidates], embeddings[candidates], noise_variance)
-        drawn = SELECTION_RULES[rule](seen, expected, int(quotas[code]), generator)
-        chosen.append(candidates[drawn])
-        shortfall[code] = quotas[code] - drawn.size
-    return Selection(np.concatenate(chosen).astype(np.int64), shortfall)
+        if not quotas[code]:
+            continue
+        own = None if embeddings is None else embeddings[candidates]
+        seen: Votes = votes[candidates]
+        if smoothing == "kernel" and own is not None:
+            seen = smoothed(votes[candidates], own, noise_variance)
+        others = np.zeros((0, 0), np.float32) if fresh is None else fresh.embeddings[offered[code]]
+        ballot = OneCode(
+            seen, float(expected[code]), int(quotas[code]), own, others, neighbours, similarity
+        )  # fmt: skip
+        picked = SELECTION_RULES[rule](ballot, generator)
+        voted_on = picked < candidates.size
+        chosen.append(candidates[picked[voted_on]])
+        chosen_fresh.append(offered[code][picked[~voted_on] - candidates.size])
+        shortfall[code] = quotas[code] - picked.size
+    return Selection(
+        np.concatenate(chosen).astype(np.int64), np.concatenate(chosen_fresh).astype(np.int64), shortfall
+    )  # fmt: skip
+
+
+def needs_embeddings(rule: str, smoothing: str) -> bool:
+    """Whether the coordinator needs the embedder that sites vote with."""
+    return smoothing == "kernel" or rule in BY_DENSITY
 
 
 def _by_code(codes_of_candidates: NDArray[np.integer], codes: int) -> list[Counts]:
@@ -282,26 +361,40 @@ def _by_code(codes_of_candidates: NDArray[np.integer], codes: int) -> list[Count
     return [order[start:end] for start, end in pairwise(bounds)]
 
 
-def _highest_first(votes: Votes, expected: float, quota: int, generator: np.random.Generator) -> Counts:
-    weights = simplex_weights(votes, expected)
-    shuffled = generator.permutation(weights.size)
-    ranked = shuffled[np.argsort(-weights[shuffled], kind="stable")]
-    return ranked[: min(quota, int(np.count_nonzero(weights)))]
+def _densest_first(ballot: OneCode, generator: np.random.Generator) -> Counts:
+    if ballot.embeddings is None:
+        return _highest_first(ballot, generator)
+    votes = simplex_weights(ballot.votes, ballot.expected) * max(ballot.expected, 1.0)
+    of_pool = votes_of_pool(ballot.embeddings, ballot.neighbours, ballot.similarity)
+    ratios = density_ratio(votes, of_pool, ballot.neighbours)
+    told = told_by_neighbours(ratios, ballot.embeddings, ballot.fresh)
+    return _ranked(np.concatenate([ratios, told]), generator)[: ballot.quota]
 
 
-def _weighted(votes: Votes, expected: float, quota: int, generator: np.random.Generator) -> Counts:
-    weights = simplex_weights(votes, expected)
-    size = min(quota, int(np.count_nonzero(weights)))
+def _highest_first(ballot: OneCode, generator: np.random.Generator) -> Counts:
+    weights = simplex_weights(ballot.votes, ballot.expected)
+    return _ranked(weights, generator)[: min(ballot.quota, int(np.count_nonzero(weights)))]
+
+
+def _ranked(scores: Weights, generator: np.random.Generator) -> Counts:
+    """Positions, highest score first, equal ones in random order."""
+    shuffled = generator.permutation(scores.size)
+    return np.asarray(shuffled[np.argsort(-scores[shuffled], kind="stable")])
+
+
+def _weighted(ballot: OneCode, generator: np.random.Generator) -> Counts:
+    weights = simplex_weights(ballot.votes, ballot.expected)
+    size = min(ballot.quota, int(np.count_nonzero(weights)))
     return generator.choice(weights.size, size=size, replace=False, p=weights) if size else _none()
 
 
-def _with_replacement(votes: Votes, _: float, quota: int, generator: np.random.Generator) -> Counts:
-    weights = clipped_weights(votes)
-    return generator.choice(weights.size, size=quota, replace=True, p=weights) if weights.size else _none()
+def _with_replacement(ballot: OneCode, generator: np.random.Generator) -> Counts:
+    weights = clipped_weights(ballot.votes)
+    return generator.choice(weights.size, size=ballot.quota, replace=True, p=weights) if weights.size else _none()
 
 
-def _uniform(votes: Votes, _: float, quota: int, generator: np.random.Generator) -> Counts:
-    return generator.permutation(votes.size)[:quota]
+def _uniform(ballot: OneCode, generator: np.random.Generator) -> Counts:
+    return generator.permutation(ballot.votes.size)[: ballot.quota]
 
 
 def _none() -> Counts:
@@ -309,8 +402,11 @@ def _none() -> Counts:
 
 
 SELECTION_RULES: dict[str, Rule] = {
+    "density": _densest_first,
     "simplex": _highest_first,
     "weighted": _weighted,
     "paper": _with_replacement,
     "uniform": _uniform,
 }
+BY_DENSITY = frozenset({"density"})
+"""Rules that look at where candidates lie, and can choose among fresh texts too."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,19 @@ from common.models.embedder import load_embedder
 from common.protocol import CandidatePool
 from common.site.plan import weak_plan
 from common.study import Study
-from server.aggregate import combined_sizes, quotas, select, sum_profiles
+from server.aggregate import (
+    BY_DENSITY,
+    Embedded,
+    Selection,
+    fresh_wanted,
+    needs_embeddings,
+    quotas,
+    select,
+    sum_profiles,
+)
 from server.corpus import CorpusText
-from server.generation import SyntheticText, TextSampler
+from server.generation import OnText, SyntheticText
+from server.sizes import expected_votes, units_of_voters
 from server.strategies.profile_and_vote import Ballots
 
 Counts = NDArray[np.int64]
@@ -46,6 +57,13 @@ class AssembledCorpus:
     holes: Counts
 
 
+class Sampler(Protocol):
+    """What writes texts: `TextSampler`, or one that keeps them on disk, too."""
+
+    def sample(self, wanted: Counts, on_text: OnText, *, series: str) -> list[SyntheticText]:
+        """Distinct texts, ``wanted[c]`` for every code c if they can be made, ordered by code."""
+
+
 def to_pool(texts: Sequence[SyntheticText]) -> CandidatePool:
     """Generated texts as the candidate pool."""
     codes = np.array([text.code for text in texts], dtype=np.int32)
@@ -57,52 +75,73 @@ def assemble_corpus(
     pool: CandidatePool,
     strong_profiles: Sequence[Counts],
     votes: Ballots,
-    sampler: TextSampler,
-    on_text: Callable[[int, int], None] = lambda _made, _wanted: None,
+    sampler: Sampler,
+    on_text: OnText = lambda _made, _wanted: None,
 ) -> AssembledCorpus:
-    """Quotas from all profiles, candidates by votes, and fresh text where a quota exceeds the useful candidates."""
+    """Quotas from all profiles, candidates by votes, and fresh text where a code offers too little choice."""
     profile = sum_profiles([*strong_profiles, *votes.profiles.values()])
     voters = _voters(study, pool, votes)
     sizes = profile if voters is None else sum_profiles([*strong_profiles, voters])
     wanted = quotas(sizes, study.corpus.size)
+    fresh: list[SyntheticText] = []
     # Without a ballot there is nothing to rank by: a strong-only study draws evenly.
-    rule = study.corpus.selection if votes.ballots else "uniform"
-    smoothing = study.corpus.smoothing if votes.ballots else "none"
-    selection = select(
-        rule,
-        votes=sum_profiles(list(votes.ballots.values())) if votes.ballots else np.zeros(len(pool), np.int64),
+    if voters is None:
+        selection = _evenly(study, pool, wanted)
+    else:
+        if study.corpus.selection in BY_DENSITY:
+            offered = np.bincount(pool.codes, minlength=wanted.size)
+            fresh = sampler.sample(fresh_wanted(wanted, offered, study.corpus.choice), on_text, series="choice")
+        selection = _by_votes(study, pool, votes, voters, wanted, fresh)
+    chosen = [CorpusText(pool.texts[i], int(pool.codes[i]), "candidate") for i in selection.chosen]
+    more = [*(fresh[i] for i in selection.fresh), *sampler.sample(selection.shortfall, on_text, series="top-up")]
+    topped_up = [CorpusText(text.text, text.code, "top-up") for text in more]
+    repeated, holes = _repeats(chosen + topped_up, pool, wanted)
+    texts = sorted(chosen + topped_up + repeated, key=lambda text: text.code)
+    return AssembledCorpus(texts, profile, sizes, wanted, holes)
+
+
+def _evenly(study: Study, pool: CandidatePool, wanted: Counts) -> Selection:
+    return select(
+        "uniform",
+        votes=np.zeros(len(pool), np.int64),
         codes_of_candidates=pool.codes,
         quotas=wanted,
-        votes_per_unit=study.votes_per_unit,
-        profile=profile if voters is None else voters,
+        expected=np.ones(wanted.size),
         generator=np.random.default_rng(study.pool.seed),
-        smoothing=smoothing,
-        embeddings=load_embedder(study.voting).embed(pool.texts) if smoothing == "kernel" else None,
-        noise_variance=len(votes.ballots) * weak_plan(study).votes.scale ** 2,
     )
-    chosen = [CorpusText(pool.texts[i], int(pool.codes[i]), "candidate") for i in selection.chosen]
-    fresh = [CorpusText(t.text, t.code, "top-up") for t in sampler.sample(selection.shortfall, on_text)]
-    repeated, holes = _repeats(chosen + fresh, pool, wanted)
-    texts = sorted(chosen + fresh + repeated, key=lambda text: text.code)
-    return AssembledCorpus(texts, profile, sizes, wanted, holes)
+
+
+def _by_votes(
+    study: Study, pool: CandidatePool, votes: Ballots, voters: Counts, wanted: Counts, fresh: Sequence[SyntheticText]
+) -> Selection:
+    embedded, offered = None, None
+    if needs_embeddings(study.corpus.selection, study.corpus.smoothing):
+        embedder = load_embedder(study.voting)
+        embedded = embedder.embed(pool.texts)
+        codes = np.array([text.code for text in fresh], dtype=np.int32)
+        offered = Embedded(codes, embedder.embed([text.text for text in fresh])) if fresh else None
+    ballots = list(votes.ballots.values())
+    return select(
+        study.corpus.selection,
+        votes=sum_profiles(ballots),
+        codes_of_candidates=pool.codes,
+        quotas=wanted,
+        expected=expected_votes(study, pool.codes, voters, ballots),
+        generator=np.random.default_rng(study.pool.seed),
+        smoothing=study.corpus.smoothing,
+        embeddings=embedded,
+        fresh=offered,
+        noise_variance=len(ballots) * weak_plan(study).votes.scale ** 2,
+        neighbours=study.neighbours,
+        similarity=study.voting.similarity,
+    )
 
 
 def _voters(study: Study, pool: CandidatePool, votes: Ballots) -> Counts | None:
     """Units of each code at the sites that voted; None if none did."""
     if not votes.ballots:
         return None
-    profile = sum_profiles(list(votes.profiles.values()))
-    if study.privacy.unit != "record" or study.codes.multiple:
-        return profile
-    plan = weak_plan(study)
-    return combined_sizes(
-        profile,
-        sum_profiles(list(votes.ballots.values())),
-        pool.codes,
-        votes_per_unit=study.votes_per_unit,
-        profile_variance=len(votes.profiles) * plan.profile.scale**2,
-        vote_variance=len(votes.ballots) * plan.votes.scale**2,
-    )
+    return units_of_voters(study, pool.codes, list(votes.profiles.values()), list(votes.ballots.values()))
 
 
 def _repeats(texts: Sequence[CorpusText], pool: CandidatePool, wanted: Counts) -> tuple[list[CorpusText], Counts]:

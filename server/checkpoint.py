@@ -96,8 +96,13 @@ def write_checkpoint(workspace: Workspace, study: Study, checkpoint: Checkpoint)
     write_atomically(workspace.checkpoint, buffer.getvalue())
 
 
-def read_checkpoint(workspace: Workspace, study: Study) -> Checkpoint:
+def read_checkpoint(workspace: Workspace, study: Study, written: str = "") -> Checkpoint:
     """The run's checkpoint; an empty one if none was written yet.
+
+    Parameters
+    ----------
+    written
+        Hash of the study as it was written, which a later version of this program may know more options of.
 
     Raises
     ------
@@ -121,7 +126,7 @@ def read_checkpoint(workspace: Workspace, study: Study) -> Checkpoint:
             f"{path}: the checkpoint can't be read ({type(cause).__name__}); the run can't go on from it, and the "
             "sites' answers are charged to it"
         ) from cause
-    if (head.format, head.study_sha256) != (FORMAT, study.sha256):
+    if head.format != FORMAT or head.study_sha256 not in (study.sha256, written):
         raise CheckpointError(
             f"{path}: is of format {head.format} and study {head.study_sha256[:12]}…; format {FORMAT} and this run's "
             f"study {study.sha256[:12]}… are needed"

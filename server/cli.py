@@ -245,25 +245,204 @@ def plan(
     )
 
 
-@app.command("verify")
-def verify_claim(
+@app.command()
+def generate(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
-    ledgers: Annotated[
-        list[Path],
-        typer.Argument(help="Ledgers that the sites exported: files, or folders of *.json.", show_default=False),
-    ],
+    texts: Annotated[int, typer.Option("-n", "--texts", min=1, help="How many texts to make.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for them; of the same command before, to go on. Default: RUN/more-TEXTS."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute every site's epsilon from exported ledgers with a second accountant; does the corpus' claim hold?"""
+    """Make more texts from a finished run, as many as you like: no hospital is asked, and no privacy is spent."""
+    from server.more.generate import generate_more
+    from server.more.view import GenerationView, render_generation
+
+    with GenerationView(messages) as view:
+        made = generate_more(run, texts, out, view.show)
+    if as_json:
+        typer.echo(made.model_dump_json())
+    else:
+        render_generation(made, screen)
+    if made.missing:
+        _end(f"{made.wanted - made.texts} texts are missing", int(ExitCode.FAILED))
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: report.html in the run.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a finished run's report: one HTML file of charts, tables and texts, which loads and sends nothing."""
+    from server.html_report import write_html_report
+    from server.workspace import Workspace
+
+    with messages.status("writing the report"):
+        written = write_html_report(Workspace(run), out)
+    if as_json:
+        typer.echo(json.dumps({"report": str(written)}))
+        return
+    screen.print(Text(str(written)), soft_wrap=True)
+
+
+@app.command("evaluate")
+def evaluate_corpus(
+    source: Annotated[
+        Path, typer.Argument(help="Folder of a finished run, a bundle, or a corpus file.", show_default=False)
+    ],
+    test: Annotated[
+        Path,
+        typer.Option(
+            "--test",
+            help="Real texts that had no part in the corpus (Parquet, CSV, JSONL), public or test data.",
+            show_default=False,
+        ),
+    ],
+    train: Annotated[
+        Path | None, typer.Option("--train", help="Real texts that it was made from: for ceilings and leaks.")
+    ] = None,
+    holdout: Annotated[
+        Path | None, typer.Option("--holdout", help="Real texts that had no part, for leaks. Default: those of --test.")
+    ] = None,
+    floor: Annotated[
+        Path | None, typer.Option("--floor", help="A corpus to beat, such as a zero-shot generator's.")
+    ] = None,
+    text_column: Annotated[
+        str,
+        typer.Option(
+            "--text-column", help="Column of the real files with the text; of a corpus file too, if it has no 'text'."
+        ),
+    ] = "text",
+    label_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label-column",
+            help="Column with labels, or ATTRIBUTE=COLUMN if real files call it otherwise; may "
+            "be repeated. Default: the study's attributes, of a corpus file 'label'.",
+        ),
+    ] = None,
+    embedder: Annotated[
+        str, typer.Option("--embedder", help="As voting.embedder of a study; another one than voted is a fairer judge.")
+    ] = "wordllama",
+    fine_tune: Annotated[
+        Path | None,
+        typer.Option("--fine-tune", help="Folder of a small encoder to fine-tune as a classifier; minutes."),
+    ] = None,
+    next_token: Annotated[
+        bool, typer.Option("--next-token", help="Also teach a small causal model next tokens; minutes.")
+    ] = False,
+    ner: Annotated[
+        Path | None,
+        typer.Option(
+            "--ner",
+            help="Public sentences with entities ('tokens', 'tags' in IOB2); a tagger of them labels the corpus.",
+        ),
+    ] = None,
+    ner_test: Annotated[
+        Path | None, typer.Option("--ner-test", help="Real sentences with entities to test a tagger of the corpus on.")
+    ] = None,
+    most: Annotated[
+        int, typer.Option("--most", help="Texts of a side that distances and leaks compare, at most.", min=20)
+    ] = 2000,
+    seed: Annotated[int, typer.Option("--seed", help="Of what is drawn.", min=0)] = 0,
+    drop_overlap: Annotated[
+        bool, typer.Option("--drop-overlap", help="Leave out test and held-out texts that --train has too.")
+    ] = False,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Folder to keep embeddings in, for the next time.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File for the numbers (JSON). A run's folder gets them anyway.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """How good and how safe a corpus is: utility, fidelity and leakage, each number with its floor and ceiling."""
+    from common.errors import UserError
+    from server.evaluation.command import Arguments, run
+    from server.evaluation.material import Options
+    from server.evaluation.view import render_quality
+
+    if (ner is None) != (ner_test is None):
+        raise UserError("evaluate: --ner and --ner-test go together: sentences to learn from and to test on")
+    quality = run(
+        Arguments(
+            entities=(ner, ner_test) if ner is not None and ner_test is not None else None,
+            source=source, test=test, train=train, holdout=holdout, floor=floor, text_column=text_column,
+            label_columns=tuple(label_column or ()), embedder=embedder, cache=cache, drop_overlap=drop_overlap, out=out,
+            options=Options(most=most, encoder=fine_tune, next_token=next_token, seed=seed),
+        ),
+        messages,
+    )  # fmt: skip
+    if as_json:
+        typer.echo(quality.model_dump_json())
+    else:
+        render_quality(quality, screen)
+
+
+@app.command("release")
+def release_corpus(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", help="New folder for the bundle.", show_default=False)],
+    key: Annotated[Path | None, typer.Option("--key", help="Your signing key (PEM, Ed25519).")] = None,
+    new_key: Annotated[Path | None, typer.Option("--new-key", help="Make a signing key in this new file.")] = None,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Publish without a signature.")] = False,
+    title: Annotated[str | None, typer.Option("--title", help="Title. Default: the study's name.")] = None,
+    licence: Annotated[
+        str | None, typer.Option("--license", help="Licence by its SPDX name, such as CC-BY-4.0.")
+    ] = None,
+    language: Annotated[str | None, typer.Option("--language", help="Of the texts: ISO 639 code, such as en.")] = None,
+    publisher: Annotated[str | None, typer.Option("--publisher", help="Who publishes it.")] = None,
+    allow_holes: Annotated[
+        bool, typer.Option("--allow-holes", help="Publish although codes have fewer texts than wanted.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a finished run's corpus as a folder that can be published: data, card, privacy statement, signature."""
+    from server.bundle.command import release
+    from server.bundle.view import render_release
+
+    given = {"title": title, "license": licence, "language": language, "publisher": publisher}
+    facts = release(run, out, given, key, new_key, unsigned, allow_holes, messages)
+    if as_json:
+        typer.echo(facts.model_dump_json())
+    else:
+        render_release(facts, out, screen)
+
+
+@app.command("verify")
+def verify_claim(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run, or a bundle.", show_default=False)],
+    ledgers: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Ledgers that the sites exported: files, or folders of *.json.", show_default=False),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", help="Of a bundle: the publisher's public key, from another source.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Does a corpus' claim hold? Recomputes epsilon with a second accountant; of a bundle, checks every file too."""
+    from common.errors import UserError
+    from server.bundle.verify import is_bundle
+    from server.bundle.view import render_bundle_verification
     from server.verify import read_exports, verify
     from server.verify_view import render_verification
 
-    verification = verify(run, read_exports(ledgers))
-    if as_json:
-        typer.echo(verification.model_dump_json())
+    if is_bundle(folder):
+        from server.bundle.command import verify_files
+
+        checked = verify_files(folder, ledgers or [], key, messages)
+        render_bundle_verification(checked, screen) if not as_json else typer.echo(checked.model_dump_json())
+        holds = checked.holds
     else:
-        render_verification(verification, screen)
-    if not verification.holds:
+        if key:
+            raise UserError(f"--key {key}: only a bundle is signed, and {folder} is none")
+        verification = verify(folder, read_exports(ledgers or []))
+        render_verification(verification, screen) if not as_json else typer.echo(verification.model_dump_json())
+        holds = verification.holds
+    if not holds:
         raise typer.Exit(int(ExitCode.FAILED))
 
 
@@ -317,6 +496,8 @@ def _execute(launch: Launch, as_json: bool) -> None:
         typer.echo(launch.workspace.summary_json.read_text(encoding="utf-8"))
         return
     render_summary(read_summary(launch.workspace), screen)
+    if launch.workspace.report.is_file():
+        screen.print(Text(f"report: {launch.workspace.report}"), soft_wrap=True)
 
 
 def _environment(folder: Path) -> Path:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from zipfile import BadZipFile
 
 import numpy as np
@@ -21,13 +21,16 @@ from numpy.typing import NDArray
 
 from common.codes import ControlCodes
 from common.errors import DataError, ProtocolError
-from common.protocol import CandidatePool
 from server.workspace import Workspace, write_atomically
+
+if TYPE_CHECKING:
+    # Types only: it brings Flower, which takes a second to load and reading a corpus doesn't need.
+    from common.protocol import CandidatePool
 
 Counts = NDArray[np.int64]
 Origin = Literal["candidate", "top-up", "repeat"]
 
-_OWN_COLUMNS = ("id", "text", "origin")
+OWN_COLUMNS = ("id", "text", "origin")
 _LINE_ENDS = str.maketrans({c: f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"})
 """Line ends that JSON doesn't escape, but that some readers of JSON lines cut at."""
 
@@ -53,18 +56,17 @@ def write_corpus(workspace: Workspace, codes: ControlCodes, texts: Sequence[Corp
     Nothing in them says which site held or voted for what. An id is the text's place in ``texts``, so the same corpus
     has the same ids.
     """
-    width = len(str(len(texts)))
-    attributes = _attribute_columns(codes)
+    attributes = attribute_columns(codes, OWN_COLUMNS)
     rows = [
         {
-            "id": f"{number:0{width}d}",
+            "id": text_id(number, len(texts)),
             "text": _encodable(t.text),
             **dict(zip(attributes, codes.combinations[t.code], strict=True)),
             "origin": t.origin,
         }
         for number, t in enumerate(texts)
     ]
-    write_atomically(workspace.corpus_jsonl, _json_lines(rows))
+    write_atomically(workspace.corpus_jsonl, "".join(map(json_line, rows)).encode())
     columns = ["id", "text", *attributes, "origin"]
     table = pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in columns})
     buffer = io.BytesIO()
@@ -73,15 +75,37 @@ def write_corpus(workspace: Workspace, codes: ControlCodes, texts: Sequence[Corp
 
 
 def read_corpus(workspace: Workspace, codes: ControlCodes) -> list[CorpusText]:
-    """Read ``corpus.jsonl`` back.
+    """Read ``corpus.jsonl`` back; raises as `iterate_corpus`."""
+    return list(iterate_corpus(workspace, codes))
+
+
+def iterate_corpus(workspace: Workspace, codes: ControlCodes) -> Iterator[CorpusText]:
+    """Read ``corpus.jsonl`` text by text: a corpus of any length takes the memory of one text.
 
     Raises
     ------
     DataError
         If a line isn't a text of this study's corpus.
     """
-    path, attributes = workspace.corpus_jsonl, _attribute_columns(codes)
-    return [_corpus_text(path, number, row, codes, attributes) for number, row in enumerate(_rows(path), start=1)]
+    path, attributes = workspace.corpus_jsonl, attribute_columns(codes, OWN_COLUMNS)
+    for number, row in enumerate(_rows(path), start=1):
+        yield _corpus_text(path, number, row, codes, attributes)
+
+
+def text_id(number: int, texts: int) -> str:
+    """Id of a text: its place, as wide as the number of texts."""
+    return f"{number:0{len(str(texts))}d}"
+
+
+def attribute_columns(codes: ControlCodes, own: Sequence[str]) -> tuple[str, ...]:
+    """Column of each attribute: its name, unless the table has a column of that name itself (``own``)."""
+    taken = {*own, *codes.names}
+    return tuple(_free(name, taken) if name in own else name for name in codes.names)
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """A row as one line of JSON, which also readers that cut at other line ends than \\n read whole."""
+    return json.dumps(row, ensure_ascii=False).translate(_LINE_ENDS) + "\n"
 
 
 def check_corpus(texts: Sequence[CorpusText], quotas: Counts) -> Counts:
@@ -93,7 +117,7 @@ def check_corpus(texts: Sequence[CorpusText], quotas: Counts) -> Counts:
 def write_pool(path: Path, pool: CandidatePool) -> None:
     """Write the candidate pool as JSON lines of text and code index."""
     rows = [{"text": _encodable(t), "code": int(c)} for t, c in zip(pool.texts, pool.codes, strict=True)]
-    write_atomically(path, _json_lines(rows))
+    write_atomically(path, "".join(map(json_line, rows)).encode())
 
 
 def read_pool(path: Path) -> CandidatePool:
@@ -104,7 +128,9 @@ def read_pool(path: Path) -> CandidatePool:
     DataError
         If the file isn't a pool.
     """
-    rows = _rows(path)
+    from common.protocol import CandidatePool
+
+    rows = list(_rows(path))
     if not all(isinstance(r.get("text"), str) and isinstance(r.get("code"), int) for r in rows):
         raise DataError(f"{path}: not a candidate pool; every line needs a text and the number of its code")
     return CandidatePool(tuple(r["text"] for r in rows), np.array([r["code"] for r in rows], dtype=np.int32))
@@ -163,12 +189,6 @@ def read_ballots(path: Path) -> dict[str, Counts]:
         raise DataError(f"{path}: not a file of noisy ballots: {cause}") from cause
 
 
-def _attribute_columns(codes: ControlCodes) -> tuple[str, ...]:
-    """Column of each attribute: its name, unless the corpus has a column of that name itself."""
-    taken = {*_OWN_COLUMNS, *codes.names}
-    return tuple(_free(name, taken) if name in _OWN_COLUMNS else name for name in codes.names)
-
-
 def _free(column: str, taken: set[str]) -> str:
     while column in taken:
         column = f"code.{column}"
@@ -193,19 +213,21 @@ def _encodable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False).translate(_LINE_ENDS) + "\n" for row in rows).encode()
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        # Only \n ends a line here; str.splitlines would also cut at U+2028 inside a text.
-        rows = [json.loads(line) for line in _content(path).decode("utf-8").split("\n") if line]
-    except ValueError as cause:
+        # Only \n ends a line in a binary file; as text it would also be cut at U+2028 inside a text.
+        with path.open("rb") as file:
+            for line in filter(bytes.strip, file):
+                row = json.loads(line.decode("utf-8"))
+                if not isinstance(row, dict):
+                    raise DataError(f"{path}: every line must be a JSON object")
+                yield row
+    except OSError as cause:
+        raise DataError(f"{path}: can't be read: {cause.strerror}") from cause
+    except UnicodeDecodeError as cause:
+        raise DataError(f"{path}: not UTF-8") from cause
+    except json.JSONDecodeError as cause:
         raise DataError(f"{path}: not JSON lines: {cause}") from cause
-    if not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path}: every line must be a JSON object")
-    return rows
 
 
 def _content(path: Path) -> bytes:

@@ -1,6 +1,7 @@
-"""Sampling texts from the fine-tuned generator, in batches and with a KV cache. Post-processing: costs no privacy.
+"""Distinct texts of the asked codes from the fine-tuned generator. Post-processing: costs no privacy.
 
-Empty texts, duplicates and echoes of the prompt are dropped and made again, a bounded number of times.
+`server.decoding` writes them, `server.filters` says which are kept; for what isn't, others are written, a bounded
+number of times.
 """
 
 from __future__ import annotations
@@ -8,23 +9,26 @@ from __future__ import annotations
 import copy
 import logging
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.codes import ControlCodes
-from common.models.generator import Generator
+from common.models.generator import Generator, fast_bfloat16
 from common.study import Pool, Study
+from server.candidate_log import CandidateLog, Outcome
+from server.decoding.choice import slots_for
+from server.decoding.engine import Engine, Request
+from server.decoding.sampling import text_key
+from server.filters import Drops, Filters
+
+__all__ = ["Drops", "OnText", "SyntheticText", "TextSampler"]
 
 log = logging.getLogger("fedcorpus.server")
-
-HEAD = 512
-"""Tokens that are ordered first when sampling; a nucleus that is larger costs a sort of the vocabulary."""
 
 OnText = Callable[[int, int], None]
 """Called with (texts made, texts wanted)."""
@@ -38,171 +42,169 @@ class SyntheticText:
     code: int
 
 
-@dataclass
-class Drops:
-    """Why generated texts weren't kept."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def __str__(self) -> str:
-        return ", ".join(f"{count} {reason}" for reason, count in sorted(self.counts.items())) or "none"
-
-
 class TextSampler:
-    """Samples distinct texts for control codes from a generator as it stands when the sampler is made."""
+    """Samples distinct texts for control codes from a generator as it stands when the sampler is made.
 
-    def __init__(self, generator: Generator, study: Study) -> None:
-        self._architecture, self._tokenizer = generator.architecture, generator.tokenizer
-        self._model = _merged(generator)
-        self._codes: ControlCodes = study.codes
+    The text that comes of a place (study seed, series, code, number, attempt) is always the same on one machine, but
+    for rounding: a text's randomness is its own, but products of matrices round by how many rows they have.
+
+    Parameters
+    ----------
+    expected
+        Texts that it will give over all, and be told to remember; memory goes by it. Unset means the study's own.
+
+    Attributes
+    ----------
+    drops
+        What wasn't kept so far, and why.
+    """
+
+    def __init__(self, generator: Generator, study: Study, expected: int | None = None) -> None:
+        architecture, tokenizer = generator.architecture, generator.tokenizer
+        self._tokenizer = tokenizer
         self._options: Pool = study.pool
         self._prompts = generator.prompts(study.codes)
-        self._seen: set[str] = set()
+        self._model = _merged(generator, study.pool)
+        slots = slots_for(self._model, architecture, self._prompts, self._options.batch_size)
+        self._engine = Engine(
+            slots,
+            self._options.batch_size,
+            tokenizer.eos_token_id,
+            self._options.temperature,
+            self._options.top_p,
+            self._model.device,
+        )
+        self._context, self._room = architecture.context, architecture.room
+        self._filters = Filters(
+            study.codes, study.pool, expected or study.pool.size + round(study.corpus.size * study.corpus.choice)
+        )
         self.drops = Drops()
 
-    def sample(self, wanted: NDArray[np.int64], on_text: OnText = lambda _made, _wanted: None) -> list[SyntheticText]:
+    def sample(
+        self,
+        wanted: NDArray[np.int64],
+        on_text: OnText = lambda _made, _wanted: None,
+        *,
+        series: str | None = None,
+        record: CandidateLog | None = None,
+    ) -> list[SyntheticText]:
         """Generate ``wanted[c]`` distinct texts for every code c, none of which this sampler has given before.
 
         Parameters
         ----------
         wanted
             int64 of shape ``(codes,)``.
+        series
+            Of texts: another series of the same study gives other texts. Unset means a series of its own for every
+            number of texts that were given or remembered before.
+        record
+            Where outcomes are kept as they come. Those that it holds already aren't generated again.
 
         Returns
         -------
         list of SyntheticText
             Ordered by code. Shorter than asked if the tries ran out; count per code to see where.
         """
-        missing, made = wanted.copy(), list[SyntheticText]()
-        for attempt in range(self._options.max_tries):
-            for text in self._attempt(missing.copy(), attempt):
-                missing[text.code] -= 1
-                made.append(text)
-                on_text(len(made), int(wanted.sum()))
-            if not missing.any():
-                break
-        if missing.any():
-            log.warning("%d of %d texts couldn't be made; dropped: %s", missing.sum(), wanted.sum(), self.drops)
+        orders = _Orders(wanted, self._options.max_tries)
+        name = series if series is not None else f"after {self._filters.kept}"
+        made: list[SyntheticText] = []
+        for order, outcome in self._outcomes(orders, name, record):
+            if outcome.dropped:
+                self.drops.counts[outcome.dropped] += 1
+                orders.again(order)
+                continue
+            self.drops.cut += outcome.cut
+            made.append(SyntheticText(outcome.text, outcome.code))
+            on_text(len(made), int(wanted.sum()))
+        if len(made) < wanted.sum():
+            missing = int(wanted.sum()) - len(made)
+            log.info("%d of %d texts couldn't be made; dropped: %s", missing, wanted.sum(), self.drops)
         return sorted(made, key=lambda text: text.code)
 
-    def remember(self, texts: Iterable[str]) -> None:
+    def remember(self, texts: Iterable[SyntheticText]) -> None:
         """Take texts that an earlier sampler gave for given: they are duplicates from now on."""
-        self._seen.update(text.casefold() for text in texts)
+        for text in texts:
+            self._filters.remember(text.text, text.code)
 
-    def _attempt(self, missing: NDArray[np.int64], attempt: int) -> Iterator[SyntheticText]:
-        jobs = np.repeat(np.arange(missing.size), missing)
-        for start in range(0, jobs.size, self._options.batch_size):
-            batch = jobs[start : start + self._options.batch_size]
-            for code, raw in zip(batch, self._generate(batch, attempt, start), strict=True):
-                text = _tidy(raw)
-                reason = self._reason_to_drop(text, int(code))
-                if reason:
-                    self.drops.counts[reason] += 1
-                    continue
-                self._seen.add(text.casefold())
-                yield SyntheticText(text, int(code))
+    def _outcomes(self, orders: _Orders, series: str, record: CandidateLog | None) -> Iterator[tuple[_Order, Outcome]]:
+        """What becomes of the orders, in their order: first what is on record, then what is generated."""
+        for outcome in record.earlier() if record else ():
+            order = orders.next()
+            if order is None:
+                return
+            if not outcome.dropped:
+                self._filters.remember(outcome.text, outcome.code)
+            yield order, outcome
+        waiting: deque[_Order] = deque()
 
-    def _generate(self, codes: NDArray[np.int64], attempt: int, start: int) -> list[str]:
-        prompts = [self._prompts[code] for code in codes]
-        # Of its own, so that the process's random state stays as it is.
-        source = torch.Generator(self._model.device)
-        source.manual_seed(_stream(self._options.seed, len(self._seen), attempt, start))
-        with torch.inference_mode():
-            output = self._decode(prompts, source)
-        decoded: list[str] = self._tokenizer.batch_decode(output, skip_special_tokens=True)
-        return decoded
+        def source() -> Request | None:
+            order = orders.next()
+            if order is None:
+                return None
+            waiting.append(order)
+            return self._request(order, series)
 
-    def _decode(self, prompts: Sequence[Sequence[int]], source: torch.Generator | None = None) -> list[list[int]]:
-        """Continue prompts token by token; ends with each row's end token or the length limit."""
-        continuation, end = self._architecture.start(self._model, prompts), self._tokenizer.eos_token_id
-        drawn: list[torch.Tensor] = []
-        ended: Any = False
-        for _ in range(self._longest(prompts)):
-            logits = continuation.next(drawn[-1] if drawn else None).float() / self._options.temperature
-            drawn.append(nucleus_sample(logits, self._options.top_p, source))
-            ended |= drawn[-1] == end
-            if bool(ended.all()):
-                break
-        return [_until(end, row) for row in torch.stack(drawn, dim=1).tolist()]
+        for written in self._engine.texts(source, self._options.max_new_tokens):
+            order = waiting.popleft()
+            text = _tidy(self._tokenizer.decode(written.tokens, skip_special_tokens=True))
+            dropped = self._filters.reason(text, order.code, ended=written.ended)
+            outcome = Outcome(order.code, "" if dropped else text, dropped, not written.ended)
+            if record:
+                record.add(outcome)
+            yield order, outcome
 
-    def _longest(self, prompts: Sequence[Sequence[int]]) -> int:
-        context = self._architecture.context
-        if context is None:
-            return self._options.max_new_tokens
-        return min(self._options.max_new_tokens, *(self._architecture.room(prompt, context) for prompt in prompts))
+    def _request(self, order: _Order, series: str) -> Request:
+        prompt, longest = self._prompts[order.code], self._options.max_new_tokens
+        if self._context is not None:
+            longest = min(longest, self._room(prompt, self._context))
+        key = text_key(self._options.seed, series, order.code, order.number, order.attempt)
+        return Request(prompt, key, longest)
 
-    def _reason_to_drop(self, text: str, code: int) -> str:
-        if not any(character.isalnum() for character in text):
-            return "empty"
-        if self._is_echo(text, code):
-            return "prompt echo"
-        if text.casefold() in self._seen:
-            return "duplicate"
-        return ""
 
-    def _is_echo(self, text: str, code: int) -> bool:
-        """The text repeats the condition instead of following it."""
-        lines = [line.casefold() for line in self._codes.prompt(code).splitlines() if line.strip()]
-        return any(line in text.casefold() for line in lines if ": " in line or line == "text:") or (
-            bool(self._codes.preamble) and self._codes.preamble.casefold() in text.casefold()
+@dataclass(frozen=True)
+class _Order:
+    """A text to make: which of its code, and which try at it."""
+
+    code: int
+    number: int
+    attempt: int
+
+
+class _Orders:
+    """All texts that are wanted, code by code; then those that have to be made again. Always the same sequence."""
+
+    def __init__(self, wanted: NDArray[np.int64], tries: int) -> None:
+        self._first = (
+            _Order(int(code), number, 0) for code in np.flatnonzero(wanted > 0) for number in range(int(wanted[code]))
         )
+        self._again: deque[_Order] = deque()
+        self._tries = tries
+
+    def next(self) -> _Order | None:
+        """None if there is none now; one that failed may come back later."""
+        order = next(self._first, None)
+        return order if order is not None else self._again.popleft() if self._again else None
+
+    def again(self, order: _Order) -> None:
+        """Try once more, if a try is left."""
+        if order.attempt + 1 < self._tries:
+            self._again.append(_Order(order.code, order.number, order.attempt + 1))
 
 
-def nucleus_sample(logits: torch.Tensor, top_p: float, source: torch.Generator | None = None) -> torch.Tensor:
-    """One token a row from the nucleus: the smallest set of most likely tokens whose mass reaches ``top_p``. Exact.
-
-    The nucleus is nearly always small, so only the `HEAD` most likely tokens are ordered; the whole vocabulary is, for
-    the rows whose head has less mass than ``top_p``.
-
-    Parameters
-    ----------
-    logits
-        float32 of shape ``(rows, vocabulary)``, divided by the temperature.
-    source
-        Of randomness, on the logits' device; the process's own if it isn't given.
-
-    Returns
-    -------
-    Tensor
-        int64 of shape ``(rows,)``.
-    """
-    if top_p >= 1:
-        return torch.multinomial(logits.softmax(dim=-1), 1, generator=source)[:, 0]
-    log_total = logits.logsumexp(dim=-1, keepdim=True)
-    tokens = torch.empty(logits.shape[0], dtype=torch.long, device=logits.device)
-    waiting = torch.arange(logits.shape[0], device=logits.device)
-    for size in (min(HEAD, logits.shape[1]), logits.shape[1]):
-        values, order = logits[waiting].topk(size, dim=-1)
-        mass = (values - log_total[waiting]).exp()
-        before = mass.cumsum(dim=-1) - mass
-        whole = (before[:, -1] + mass[:, -1] >= top_p) | (size == logits.shape[1])
-        drawn = torch.multinomial(mass * (before < top_p), 1, generator=source)
-        tokens[waiting[whole]] = order.gather(1, drawn)[whole, 0]
-        waiting = waiting[~whole]
-        if not waiting.numel():
-            break
-    return tokens
-
-
-def _merged(generator: Generator) -> Any:
+def _merged(generator: Generator, options: Pool) -> Any:
     """A copy of the model with the adapter merged into its weights: sampling then pays nothing for LoRA.
 
     Merged in float32 and rounded once: added to bfloat16 weights, a small update would be lost weight by weight. The
     generator's own model stays as it is.
     """
-    return copy.deepcopy(generator.model).float().merge_and_unload().to(generator.dtype).eval()
-
-
-def _until(end: int, tokens: list[int]) -> list[int]:
-    return tokens[: tokens.index(end)] if end in tokens else tokens
+    fast = options.dtype == "bfloat16" or (options.dtype == "auto" and fast_bfloat16(generator.device.type))
+    merged = copy.deepcopy(generator.model).float().merge_and_unload()
+    return merged.to(torch.bfloat16 if fast else torch.float32).eval()
 
 
 def _tidy(raw: str) -> str:
     """NFC, without control characters, blanks squeezed: a candidate is shown to people and counted as data."""
-    visible = "".join(c if c.isprintable() else " " for c in unicodedata.normalize("NFC", raw))
-    return " ".join(visible.split())
-
-
-def _stream(seed: int, *position: int) -> int:
-    """A public seed for one batch; sampling of synthetic text is not a privacy mechanism."""
-    return int(np.random.SeedSequence([seed, *position]).generate_state(1, np.uint64)[0] >> 1)
+    text = unicodedata.normalize("NFC", raw)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(text.split())

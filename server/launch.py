@@ -21,6 +21,7 @@ from common.site.config import Site
 from common.site.policy import check_study
 from common.study import Study
 from deploy.local import RESERVED_NAMES, LocalFederation, SiteProcess
+from server.aggregate import needs_embeddings
 from server.ledger_heads import LedgerHeads, state_folder
 from server.progress import ProgressReader
 from server.workspace import Workspace, write_atomically
@@ -232,7 +233,7 @@ def _require_running(federation: LocalFederation, run_id: str, place: Path) -> N
 def _check_models(study: Study) -> None:
     if not is_embedder(study.voting.embedder):
         raise UserError(f"voting.embedder is {study.voting.embedder!r}; one of {sorted(EMBEDDERS)} is accepted")
-    if study.corpus.smoothing == "kernel":
+    if needs_embeddings(study.corpus.selection, study.corpus.smoothing):
         # The coordinator embeds the pool after the vote: what is missing is told now, before anything is spent.
         load_embedder(study.voting)
     check_base(study.generator.base)

@@ -16,9 +16,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from server.markdown import code as _code
+from server.markdown import escaped as _cell
+from server.markdown import excerpt
+from server.markdown import printable as _printable
 from server.progress import PHASES
 from server.strategies.aggregation import RoundReport
-from server.summary import CodeSummary, Sample, SiteSummary, Summary, phases
+from server.summary import CodeSummary, SiteSummary, Summary, phases
 from server.workspace import Workspace, write_atomically
 
 MAX_CODES = 30
@@ -62,7 +66,7 @@ def render_summary(summary: Summary, console: Console) -> None:
         console.print()
     for sample in summary.samples:
         console.print(Text(_printable(sample.label), style="bold"))
-        console.print(Padding(Text(_excerpt(sample, SCREEN_CHARACTERS)), (0, 0, 0, 2)))
+        console.print(Padding(Text(excerpt(sample.text, SCREEN_CHARACTERS)), (0, 0, 0, 2)))
     console.print()
     for warning in summary.warnings:
         console.print(Text(f"note: {_printable(warning)}", style="yellow"))
@@ -81,7 +85,7 @@ def to_markdown(summary: Summary) -> str:
         f"| {_cell(s.name)} | {_cell(s.tier)} | {s.size_class} | {s.answers} | {_cell(s.outcome)} | {_epsilon(s)} |"
         for s in summary.sites
     ]
-    samples = [f"- **{_cell(s.label)}**: {_cell(_excerpt(s, PAGE_CHARACTERS))}" for s in summary.samples]
+    samples = [f"- **{_cell(s.label)}**: {_cell(excerpt(s.text, PAGE_CHARACTERS))}" for s in summary.samples]
     return "\n".join(
         [
             f"# Study {_cell(summary.study)}, run {_cell(summary.run_id)}",
@@ -252,22 +256,3 @@ def at_most(epsilon: float) -> str:
 
 def _listed(named: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in named.items())
-
-
-def _excerpt(sample: Sample, characters: int) -> str:
-    text = " ".join(_printable(sample.text).split())
-    return text if len(text) <= characters else f"{text[: characters - 1].rstrip()}…"
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _cell(text: str) -> str:
-    """Text inside a Markdown table or list: nothing in it may become structure."""
-    return "".join(f"\\{c}" if c in "\\`*_{}[]<>#|!~$&" else c for c in _printable(text))
-
-
-def _code(text: str) -> str:
-    """Text between backticks, where a backslash escapes nothing."""
-    return _printable(text).replace("`", "'")

@@ -45,9 +45,11 @@ from server.corpus import (
     write_pool,
     write_profiles,
 )
-from server.generation import TextSampler
+from server.generation import SyntheticText, TextSampler
+from server.html_report import report_or_note
 from server.ledger_heads import LedgerHeads
 from server.progress import Progress
+from server.recorded import RecordedSampler
 from server.report import write_summary
 from server.strategies.lora_dp_fedavg import LoraDpFedAvg
 from server.strategies.profile_and_vote import Ballots, ProfileAndVote
@@ -84,6 +86,7 @@ def main(grid: Grid, context: Context) -> None:
         except Exception as error:
             run.progress.failed(f"{error}" if str(error) else type(error).__name__)
             raise
+        report_or_note(run.workspace, run.progress.note)
         run.progress.finished()
 
 
@@ -105,7 +108,7 @@ def run_study(grid: Grid, run: Run) -> None:
         generator.load_adapter(tuned.adapter)
 
     with progress.phase("pool", total=study.pool.size):
-        sampler = TextSampler(generator, study)
+        sampler = RecordedSampler(TextSampler(generator, study), run.workspace, run.run_id)
         pool = _pool(run, sampler, list(tuned.profiles.values()))
 
     with progress.phase("votes", total=len(roster.of_tier("weak"))):
@@ -121,13 +124,14 @@ def run_study(grid: Grid, run: Run) -> None:
             list(tuned.profiles.values()),
             votes,
             sampler,
-            lambda made, wanted: progress.step("corpus", study.corpus.size - wanted + made, study.corpus.size),
+            lambda made, wanted: progress.step("corpus", made, wanted),
         )
         write_corpus(run.workspace, study.codes, corpus.texts)
+        sampler.forget()
         _report_holes(corpus, study, progress)
 
     summary = summarise(
-        run.workspace, study, run.run_id, roster, pool, votes, corpus, sampler.drops, tuned.reports, progress
+        run.workspace, study, run.run_id, roster, pool, votes, corpus, sampler.plain.drops, tuned.reports, progress
     )
     write_summary(run.workspace, summary)
 
@@ -198,18 +202,20 @@ def _tiers_to_ask(run: Run) -> list[str]:
     return [*([] if trained else ["strong"]), *([] if run.workspace.ballots.exists() else ["weak"])]
 
 
-def _pool(run: Run, sampler: TextSampler, strong_profiles: Sequence[NDArray[np.int64]]) -> CandidatePool:
+def _pool(run: Run, sampler: RecordedSampler, strong_profiles: Sequence[NDArray[np.int64]]) -> CandidatePool:
     """The candidates, on disk before anybody sees them: sites vote on one pool in a run."""
     if run.workspace.pool.exists():
         pool = read_pool(run.workspace.pool)
-        sampler.remember(pool.texts)
+        sampler.plain.remember(
+            SyntheticText(text, int(code)) for text, code in zip(pool.texts, pool.codes, strict=True)
+        )
         return pool
     study, progress = run.study, run.progress
     profile = sum_profiles(strong_profiles) if strong_profiles else None
     sizes = pool_sizes(profile, len(study.codes), study.pool.size, study.pool.floor)
-    pool = to_pool(sampler.sample(sizes, lambda made, wanted: progress.step("pool", made, wanted)))
+    pool = to_pool(sampler.sample(sizes, lambda made, wanted: progress.step("pool", made, wanted), series="pool"))
     if not len(pool):
-        raise GenerationError(f"pool: none of {study.pool.size} texts was usable; dropped: {sampler.drops}")
+        raise GenerationError(f"pool: none of {study.pool.size} texts was usable; dropped: {sampler.plain.drops}")
     write_pool(run.workspace.pool, pool)
     # What is read back is what is written, whatever can't be encoded in a text.
     return read_pool(run.workspace.pool)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="What a hospital runs.")
 
 screen = Console()
+messages = Console(stderr=True)
 
 SiteFile = Annotated[Path, typer.Argument(help="Your site file (site.toml).", show_default=False)]
 RunName = Annotated[str, typer.Argument(help="The run's name, or its first digits.", show_default=False)]
@@ -138,6 +139,50 @@ def export(
         exported = ledger.export(config.name)
     out.write_text(json.dumps(exported, indent=1), encoding="utf-8")
     screen.print(Text(f"{len(exported['events'])} events written to {out}"), soft_wrap=True)
+
+
+@app.command("audit")
+def audit_corpus(
+    corpus: Annotated[
+        Path, typer.Argument(help="A corpus (Parquet, JSON lines, CSV), or the folder of a bundle.", show_default=False)
+    ],
+    site: Annotated[Path, typer.Option("--site", help="Your site file.")] = Path("site.toml"),
+    study: Annotated[
+        Path | None,
+        typer.Option("--study", help="The study: only documents that it uses count. Default: all of your file."),
+    ] = None,
+    holdout: Annotated[
+        Path | None,
+        typer.Option("--holdout", help="Documents that had no part in the study, in a file like your own."),
+    ] = None,
+    texts: Annotated[
+        bool | None,
+        typer.Option(
+            "--texts/--no-texts",
+            help="Print what the corpus shares with your documents: text of theirs. Default: on a terminal only.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New file for the result (JSON, no texts), which only you can read.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for copies of your documents in a corpus, before it is published. Exit code 1: look at what was found."""
+    from common.errors import ExitCode
+    from server.site_audit import audit, check_new, write_private
+    from server.site_audit_view import render_leak_check
+
+    if out:
+        check_new(out)
+    found = audit(corpus, site, study, holdout, messages)
+    if out:
+        write_private(out, found.model_dump_json(indent=1))
+    if as_json:
+        typer.echo(found.model_dump_json())
+    else:
+        render_leak_check(found, screen, texts=screen.is_terminal if texts is None else texts)
+    if found.findings:
+        raise typer.Exit(int(ExitCode.FAILED))
 
 
 @app.command()

@@ -11,9 +11,11 @@ shares no code with the first one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,18 @@ class SiteVerdict(BaseModel):
     delta: float | None = Field(description="Delta of both.")
     releases: int = Field(description="Answers that the ledger holds.")
     problem: str = Field(description="Why the claim isn't confirmed; empty if it is.")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed of every site of a run."""
+
+    study: Study
+    study_sha256: str
+    run_id: str
+    unit: str
+    epsilon: float
+    delta: float
 
 
 class Verification(BaseModel):
@@ -104,20 +118,12 @@ def verify(run: Path, exports: Sequence[Export]) -> Verification:
     DataError
         If the run folder has no readable study and summary, or they don't belong together.
     """
-    workspace = Workspace(run)
-    try:
-        summary = read_summary(workspace)
-        study = Study.from_canonical(workspace.study.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as cause:
-        raise DataError(
-            f"{run}: no run that has finished; a folder with study.json and summary.json is needed"
-        ) from cause
-    if study.sha256 != summary.study_sha256:
-        raise DataError(f"{run}: study.json isn't the study of summary.json; the folder was changed")
-    sites = tuple(_verdict(study, summary, site, exports) for site in summary.sites if site.epsilon is not None)
+    study, summary = finished_run(Workspace(run))
+    claim = Claim(study, summary.study_sha256, summary.run_id, summary.unit, summary.epsilon, summary.delta)
+    sites = tuple(site_verdict(claim, site, exports) for site in summary.sites if site.epsilon is not None)
     largest = max((site.second for site in sites if site.second is not None), default=0.0)
     return Verification(
-        study_sha256=study.sha256,
+        study_sha256=summary.study_sha256,
         run_id=summary.run_id,
         unit=summary.unit,
         claimed_epsilon=summary.epsilon,
@@ -128,8 +134,31 @@ def verify(run: Path, exports: Sequence[Export]) -> Verification:
     )
 
 
-def _verdict(study: Study, summary: Summary, site: SiteSummary, exports: Sequence[Export]) -> SiteVerdict:
-    key = (site.name, study.sha256, summary.run_id)
+def finished_run(workspace: Workspace) -> tuple[Study, Summary]:
+    """The study and the summary of a finished run.
+
+    Raises
+    ------
+    DataError
+        If the folder has no readable ones, or they don't belong together.
+    """
+    try:
+        summary = read_summary(workspace)
+        canonical = workspace.study.read_bytes()
+        study = Study.from_canonical(canonical.decode("utf-8"))
+    except (OSError, ValueError) as cause:
+        raise DataError(
+            f"{workspace.root}: no run that has finished; a folder with study.json and summary.json is needed"
+        ) from cause
+    # Of the file as it was written: a later version of this program may know more options.
+    if hashlib.sha256(canonical).hexdigest() != summary.study_sha256:
+        raise DataError(f"{workspace.root}: study.json isn't the study of summary.json; the folder was changed")
+    return study, summary
+
+
+def site_verdict(claim: Claim, site: SiteSummary, exports: Sequence[Export]) -> SiteVerdict:
+    """Whether a site's own ledger, among ``exports``, confirms what is claimed of it."""
+    key = (site.name, claim.study_sha256, claim.run_id)
     reserved = [(export, content) for export in exports for content in export.of("reservation", *key)]
     releases = [content for export in exports for content in export.of("release", *key)]
     accountant = second = delta = None
@@ -138,12 +167,12 @@ def _verdict(study: Study, summary: Summary, site: SiteSummary, exports: Sequenc
         accountant = second = delta = 0.0
     if not problem and reserved:
         charge = reserved[0][1]
-        delta = float(charge["delta"])
         try:
+            delta = float(charge["delta"])
             accountant = joint_epsilon([described(m) for m in charge["mechanisms"]], delta)
             second = second_opinion.epsilon(charge["mechanisms"], delta)
-            problem = _problem(study, summary, site, charge, releases, second)
-        except (FedcorpusError, KeyError, TypeError) as cause:
+            problem = _problem(claim, site, charge, releases, second)
+        except (FedcorpusError, KeyError, TypeError, ValueError, AttributeError) as cause:
             problem = f"its reservation can't be accounted for: {cause}"
     return SiteVerdict(
         site=site.name,
@@ -169,8 +198,7 @@ def _problem_of_count(reservations: int, site: SiteSummary, has_ledger: bool) ->
 
 
 def _problem(
-    study: Study,
-    summary: Summary,
+    claim: Claim,
     site: SiteSummary,
     charge: Mapping[str, Any],
     releases: Sequence[Mapping[str, Any]],
@@ -179,22 +207,23 @@ def _problem(
     """The first thing that contradicts the claim, or ''."""
     rounds = [int(part.removeprefix("train/")) for part in charge["parts"] if part.startswith("train/")]
     # A site that joined late is charged for the rounds that were left, with the noise of the whole plan.
-    plan = remaining_plan(site_plan(study, site.tier, site.size_class), study, min(rounds, default=1))
-    if not _alike(charge["mechanisms"], [describe(m) for m in plan.mechanisms]):
+    whole = site_plan(claim.study, site.tier, site.size_class)
+    plan = remaining_plan(whole, claim.study, min(rounds, default=1))
+    if not alike(charge["mechanisms"], [describe(m) for m in plan.mechanisms]):
         return "its ledger charges other mechanisms than the study asks for"
-    if (charge["tier"], charge["unit"]) != (site.tier, summary.unit):
+    if (charge["tier"], charge["unit"]) != (site.tier, claim.unit):
         return f"its ledger says {charge['tier']!r} and unit {charge['unit']!r}"
     spent = [part for release in releases for part in release["parts"]]
     if len(spent) != len(set(spent)) or not set(spent) <= set(charge["parts"]):
         return f"it gave out {sorted(spent)} of a plan of {sorted(charge['parts'])}"
     if len(releases) < site.answers:
         return f"the coordinator counts {site.answers} answers, its ledger {len(releases)}"
-    if not (second <= _at_most(summary.epsilon) and charge["delta"] <= summary.delta):
+    if not (second <= at_most_about(claim.epsilon) and charge["delta"] <= claim.delta):
         return f"it spent epsilon {second:.4f}, delta {charge['delta']:g}; less was claimed"
     return ""
 
 
-def _alike(these: Sequence[Mapping[str, Any]], those: Sequence[Mapping[str, Any]]) -> bool:
+def alike(these: Sequence[Mapping[str, Any]], those: Sequence[Mapping[str, Any]]) -> bool:
     """Whether two plans are one; another version of the solver may give the last digits of a noise otherwise."""
     return len(these) == len(those) and all(
         this.keys() == that.keys()
@@ -206,7 +235,8 @@ def _alike(these: Sequence[Mapping[str, Any]], those: Sequence[Mapping[str, Any]
     )
 
 
-def _at_most(claim: float) -> float:
+def at_most_about(claim: float) -> float:
+    """The largest second figure that a claim stands beside."""
     return claim + max(TOLERANCE, TOLERANCE * claim)
 
 

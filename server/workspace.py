@@ -86,6 +86,30 @@ class Workspace:
         """The summary for people (Markdown)."""
         return self.root / "SUMMARY.md"
 
+    @property
+    def quality(self) -> Path:
+        """What an evaluation of the corpus found (JSON); there only if it was evaluated."""
+        return self.root / "evaluation.json"
+
+    @property
+    def report(self) -> Path:
+        """The report for people (HTML, one file)."""
+        return self.root / "report.html"
+
+    @property
+    def generation(self) -> Path:
+        """Texts as they are generated, while the run needs them."""
+        return self.root / "generation"
+
+    @property
+    def generations(self) -> Path:
+        """Folders of the texts that were made later, in the order in which they were begun (JSON)."""
+        return self.root / "generations.json"
+
+    def more(self, texts: int) -> Path:
+        """Where so many more texts go unless somebody says otherwise."""
+        return self.root / f"more-{texts}"
+
     def new_federation(self) -> Path:
         """Folder for logs, certificates and databases of a federation on this machine: one for every attempt."""
         taken = len(list(self.root.glob("federation*")))

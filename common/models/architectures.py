@@ -180,6 +180,11 @@ class Causal(Architecture):
 class EncoderDecoder(Architecture):
     """Reads the prompt in an encoder and writes the text with a decoder: BART, T5 and their like.
 
+    Attributes
+    ----------
+    first
+        The token that the decoder reads before the text.
+
     Raises
     ------
     ModelError
@@ -194,7 +199,7 @@ class EncoderDecoder(Architecture):
         start = getattr(config, "decoder_start_token_id", None)
         if start is None:
             raise ModelError("generator.base: its config.json has no decoder_start_token_id; one is needed")
-        self._start = int(start)
+        self.first = int(start)
 
     @classmethod
     def fits(cls, config: Any) -> bool:
@@ -214,7 +219,7 @@ class EncoderDecoder(Architecture):
     def batch(self, prompts: Sequence[Tokens], texts: Sequence[Tokens]) -> Batch:
         """The decoder reads the text one token late."""
         ids, mask = _padded(prompts)
-        decoded, decoded_mask = _padded([[self._start, *text[:-1]] for text in texts])
+        decoded, decoded_mask = _padded([[self.first, *text[:-1]] for text in texts])
         targets, is_text = _padded(texts)
         inputs = {
             "input_ids": ids,
@@ -226,7 +231,7 @@ class EncoderDecoder(Architecture):
 
     def start(self, model: Any, prompts: Sequence[Tokens]) -> Continuation:
         """The encoder runs once."""
-        return _DecoderContinuation(model, prompts, self._start)
+        return _DecoderContinuation(model, prompts, self.first)
 
 
 ARCHITECTURES: Sequence[type[Architecture]] = (Causal, EncoderDecoder)

@@ -198,6 +198,13 @@ class _SentenceTransformers:
         )
         return _finite(np.asarray(encoded, dtype=np.float32))
 
+    def embed_batched(self, texts: Sequence[str]) -> Embeddings:
+        """As `embed`, twice as fast and not to the last bit: never for votes."""
+        if not texts:
+            return self.embed(texts)
+        encoded = self._model.encode([cleaned(text) for text in texts], batch_size=16, show_progress_bar=False)
+        return _finite(np.asarray(encoded, dtype=np.float32))
+
 
 class _Onnx:
     """A sentence-transformers model as an ONNX graph, without torch."""

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from common.configuration import NAME, Section, load_model
 from common.errors import SiteConfigError
+from common.site.audit.limits import Limits
 
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -36,6 +37,11 @@ class DocumentsFile(Section):
     patient_column: str | None = Field(
         default=None,
         description="Column that names the patient; needed for studies whose unit is the patient.",
+    )
+    identifier_columns: tuple[str, ...] = Field(
+        default=(),
+        description="Columns with names or numbers of persons. 'fedcorpus site audit' looks for them in a corpus; "
+        "nothing else reads them.",
     )
     assets: tuple[str, ...] = Field(
         default=(),
@@ -158,6 +164,7 @@ class Site(Section):
         description="Where models of a study lie on this machine: name in the study -> local folder.",
     )
     machine: Machine = Field(default=Machine(), description="How a strong site's machine trains.")
+    leak_check: Limits = Field(default=Limits(), description="When 'fedcorpus site audit' says to look.")
 
     @model_validator(mode="after")
     def _paths_are_absolute(self) -> Site:

@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     names = sorted(
         p.stem.replace("_", "-")
         for p in files
-        if p.stem not in ("bars", "figures", "shapes", "weak_folder", "weak_site")
+        if p.stem not in ("bars", "figures", "real_pool", "shapes", "weak_folder", "weak_site")
     )
     if len(arguments) != 1 or arguments[0] not in names:
         print(

@@ -156,7 +156,7 @@ def test_a_documents_loss_depends_on_it_alone(tiny: Tiny, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_the_merged_model_says_what_the_adapted_one_does(tiny: Tiny, kind: str) -> None:
-    study = Study.model_validate(small_study(tiny(kind), generator={"lora": "plain"}))
+    study = Study.model_validate(small_study(tiny(kind), generator={"lora": "plain"}, pool={"dtype": "float32"}))
     generator = _generator(tiny(kind))
     merged, inputs = TextSampler(generator, study)._model, _batch(generator).inputs
     adapted = generator.model.eval()

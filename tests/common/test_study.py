@@ -123,7 +123,7 @@ def test_smallest_study_has_every_default_written_out(tmp_path: Path) -> None:
             "at least 1 is accepted",
         ),
         ("[privacy]", "[voting]\nneighbours = 'all'\n[privacy]", "voting.neighbours: 'all' isn't", "'auto'"),
-        ("[privacy]", "[corpus]\nselection = 'best'\n[privacy]", "corpus.selection", "'simplex', 'weighted'"),
+        ("[privacy]", "[corpus]\nselection = 'best'\n[privacy]", "corpus.selection", "'density', 'simplex'"),
         ("[privacy]", "[privacy", "not valid TOML", ""),
     ],
 )
@@ -210,6 +210,7 @@ ALTERNATIVES: dict[str, Any] = {
     "unit": "patient",
     "target_modules": ["q"],
     "dtype": "bfloat16",
+    "over_long": "drop",
     "sha256": "ab" * 32,
     "embedder_sha256": "ab" * 32,
     "similarity": "l2",

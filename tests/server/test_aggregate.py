@@ -104,8 +104,8 @@ def test_chosen_and_shortfall_make_up_every_quota(rule: str, codes: int, data: s
     wanted = np.array(data.draw(st.lists(st.integers(0, 30), min_size=codes, max_size=codes)), np.int64)
     profile = np.array(data.draw(st.lists(st.integers(-5, 40), min_size=codes, max_size=codes)), np.int64)
     chosen = select(
-        rule, votes=votes, codes_of_candidates=of, quotas=wanted, votes_per_unit=2, profile=profile,
-        generator=np.random.default_rng(0),
+        rule, votes=votes, codes_of_candidates=of, quotas=wanted, expected=2.0 * np.maximum(profile, 1),
+        generator=np.random.default_rng(0), embeddings=np.random.default_rng(1).normal(size=(candidates, 3)),
     )  # fmt: skip
     per_code = np.bincount(of[chosen.chosen], minlength=codes) if chosen.chosen.size else np.zeros(codes, int)
     assert (per_code + chosen.shortfall == wanted).all()
@@ -114,11 +114,11 @@ def test_chosen_and_shortfall_make_up_every_quota(rule: str, codes: int, data: s
         assert np.unique(chosen.chosen).size == chosen.chosen.size
 
 
-def test_the_default_rule_takes_the_most_voted_for() -> None:
+def test_the_simplex_rule_takes_the_most_voted_for() -> None:
     votes = np.array([1, 9, 3, 7], np.int64)
     chosen = select(
-        "simplex", votes=votes, codes_of_candidates=np.zeros(4, np.int32), quotas=np.array([2]), votes_per_unit=1,
-        profile=np.array([20]), generator=np.random.default_rng(0),
+        "simplex", votes=votes, codes_of_candidates=np.zeros(4, np.int32), quotas=np.array([2]),
+        expected=np.array([20.0]), generator=np.random.default_rng(0),
     )  # fmt: skip
     assert sorted(chosen.chosen.tolist()) == [1, 3]
 
@@ -126,7 +126,7 @@ def test_the_default_rule_takes_the_most_voted_for() -> None:
 def test_the_papers_draw_follows_its_weights() -> None:
     drawn = select(
         "paper", votes=np.array([10, 30, 60, -5], np.int64), codes_of_candidates=np.zeros(4, np.int32),
-        quotas=np.array([20_000]), votes_per_unit=1, profile=np.array([100]), generator=np.random.default_rng(1),
+        quotas=np.array([20_000]), expected=np.array([100.0]), generator=np.random.default_rng(1),
     ).chosen  # fmt: skip
     counted = np.bincount(drawn, minlength=4)
     assert counted[3] == 0
@@ -159,7 +159,7 @@ def _select_from_one_code(
 ) -> list[int]:
     return select(
         rule, votes=votes, codes_of_candidates=np.zeros(votes.size, np.int32), quotas=np.array([quota]),
-        votes_per_unit=1, profile=np.array([profile]), generator=generator,
+        expected=np.array([float(profile)]), generator=generator,
     ).chosen.tolist()  # fmt: skip
 
 
@@ -170,7 +170,8 @@ def _select_from_one_code(
 def test_extreme_inputs_keep_the_invariant(rule: str, votes: list[int], quota: int, profile: int) -> None:
     selection = select(
         rule, votes=np.array(votes, np.int64), codes_of_candidates=np.zeros(len(votes), np.int32),
-        quotas=np.array([quota]), votes_per_unit=8, profile=np.array([profile]), generator=np.random.default_rng(0),
+        quotas=np.array([quota]), expected=np.array([8.0 * profile]), generator=np.random.default_rng(0),
+        embeddings=np.eye(len(votes), 4), neighbours=8,
     )  # fmt: skip
     assert selection.chosen.size + selection.shortfall[0] == quota
     assert selection.shortfall[0] >= 0
@@ -248,22 +249,12 @@ def test_a_pool_without_a_profile_is_even(profile: np.ndarray | None) -> None:
         assert sizes.max() - sizes.min() <= 1
 
 
-def test_a_unit_votes_for_all_candidates_where_there_are_fewer_than_k() -> None:
-    """Two candidates, 10 units, K=8: 20 votes, not 80. At 80 the candidate without votes would still be of use."""
-    selection = select(
-        "simplex", votes=np.array([50, -10]), codes_of_candidates=np.zeros(2, np.int32), quotas=np.array([2]),
-        votes_per_unit=8, profile=np.array([10]), generator=np.random.default_rng(0),
-    )  # fmt: skip
-    assert selection.chosen.tolist() == [0]
-    assert selection.shortfall.tolist() == [1]
-
-
 def test_inputs_that_do_not_fit_together_are_refused() -> None:
     one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
-    for votes, profile in ((two, one), (one, two)):
+    for votes, expected in ((two, one), (one, two)):
         with pytest.raises(ProtocolError, match="one vote per candidate and one count per code"):
             select(
-                "simplex", votes=votes, codes_of_candidates=one, quotas=one, votes_per_unit=1, profile=profile,
+                "simplex", votes=votes, codes_of_candidates=one, quotas=one, expected=expected.astype(float),
                 generator=np.random.default_rng(0),
             )  # fmt: skip
     with pytest.raises(ProtocolError, match="shape"):
@@ -278,7 +269,7 @@ def test_an_unknown_rule_and_unequal_profiles_are_refused() -> None:
     nothing = np.zeros(1, np.int64)
     with pytest.raises(StudyError, match="'best'"):
         select(
-            "best", votes=nothing, codes_of_candidates=nothing, quotas=nothing, votes_per_unit=1, profile=nothing,
+            "best", votes=nothing, codes_of_candidates=nothing, quotas=nothing, expected=np.zeros(1),
             generator=np.random.default_rng(0),
         )  # fmt: skip
     with pytest.raises(ProtocolError):

@@ -26,6 +26,8 @@ from common.site.plan import weak_plan
 from server.aggregate import combined_sizes, quotas, sum_profiles
 from server.census import CAPPED
 from server.corpus import read_ballots, read_corpus, read_pool, read_profiles
+from server.html_report import write_html_report
+from server.html_report.material import read_material
 from server.server_app import Run, open_run, run_study
 from server.summary import read_summary
 from tests.hospitals import rows, small_study, write_site, write_study
@@ -76,6 +78,14 @@ def test_code_proportions_equal_the_noisy_sizes_to_rounding(finished: Any) -> No
     assert len(texts) == run.study.corpus.size
     exact = np.maximum(sizes, 0) / np.maximum(sizes, 0).sum() * run.study.corpus.size
     assert np.abs(made - exact).max() < 1
+
+
+def test_the_report_follows_the_quotas_and_holds_nothing_of_a_document(finished: Any, tmp_path: Path) -> None:
+    run, _, _ = finished
+    material = read_material(run.workspace)
+    assert quotas(material.sizes, run.study.corpus.size).tolist() == [code.wanted for code in material.summary.codes]
+    html = write_html_report(run.workspace, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert not any(row["text"] in html for node in TIERS for row in rows(40, 40 * node))
 
 
 def test_every_text_is_a_candidate_or_a_top_up_of_its_code(finished: Any) -> None:

@@ -155,7 +155,7 @@ def test_equal_votes_of_neighbours_that_are_one_point_are_equal_after_it() -> No
 def _selected(votes: np.ndarray, rule: str = "simplex", quota: int = 30, **smoothing: Any) -> Selection:
     return select(
         rule, votes=votes, codes_of_candidates=np.zeros(votes.size, np.int32), quotas=np.array([quota]),
-        votes_per_unit=1, profile=np.array([1000]), generator=np.random.default_rng(0), **smoothing,
+        expected=np.array([1000.0]), generator=np.random.default_rng(0), **smoothing,
     )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def test_each_code_is_smoothed_on_its_own() -> None:
     both = np.r_[noisy, np.zeros(200, np.int64)]
     found = select(
         "simplex", votes=both, codes_of_candidates=np.repeat(np.arange(2, dtype=np.int32), 200),
-        quotas=np.array([20, 20]), votes_per_unit=1, profile=np.array([1000, 10]), generator=np.random.default_rng(0),
+        quotas=np.array([20, 20]), expected=np.array([1000.0, 10.0]), generator=np.random.default_rng(0),
         smoothing="kernel", embeddings=np.vstack([embeddings, embeddings]), noise_variance=SIGMA**2,
     )  # fmt: skip
     alone = smoothed(noisy, embeddings, SIGMA**2)

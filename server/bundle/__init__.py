@@ -1,0 +1,1 @@
+"""The corpus as a folder that can be published as it stands, and that anyone can check."""
