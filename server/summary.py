@@ -53,6 +53,9 @@ class CodeSummary(_Frozen):
     label: str = Field(description="The code in words.")
     values: tuple[str, ...] = Field(description="Its value of each attribute.")
     profile: int = Field(description="Sum of the noisy profiles; may be negative.")
+    size: int | None = Field(
+        default=None, description="Its units as profiles and votes together tell them, which quotas go by."
+    )
     wanted: int = Field(description="Quota in the corpus.")
     candidates: int = Field(description="Candidates in the pool.")
     votes: int = Field(description="Sum of the noisy votes on its candidates.")
@@ -180,6 +183,7 @@ def _codes(study: Study, pool: CandidatePool, votes: Ballots, corpus: AssembledC
             label=study.codes.label(code),
             values=study.codes.combinations[code],
             profile=int(corpus.profile[code]),
+            size=int(corpus.sizes[code]),
             wanted=int(corpus.wanted[code]),
             candidates=int(np.count_nonzero(pool.codes == code)),
             votes=int(cast[pool.codes == code].sum()),

@@ -1,8 +1,9 @@
 """What a bundle is made of: a finished run's corpus, counted and checked, row by row.
 
 The weight of a text. A corpus has whole texts, and perhaps holes, so the shares of its codes are only about those of
-the noisy profile. With the weights they are the same: a text under code c weighs (share of c in the profile) / (share
-of c in the corpus). Weights add up to the number of texts. They are made of noisy counts alone and cost no privacy.
+the noisy sizes that quotas go by (profile and votes together). With the weights they are the same: a text under code c
+weighs (share of c in the sizes) / (share of c in the corpus). Weights add up to the number of texts. They are made of
+noisy counts alone and cost no privacy.
 """
 
 from __future__ import annotations
@@ -79,21 +80,22 @@ def counted(workspace: Workspace, study: Study, summary: Summary) -> FinishedCor
                 f"{workspace.corpus_jsonl}: has {made} texts of code {code.label!r}, summary.json {code.made}; one of "
                 "the files was changed"
             )
-    profile = np.array([code.profile for code in summary.codes], dtype=np.int64)
-    return FinishedCorpus(workspace, study, counts, code_weights(profile, counts), samples)
+    # A run of an earlier version knows its profile only.
+    sizes = np.array([code.profile if code.size is None else code.size for code in summary.codes], dtype=np.int64)
+    return FinishedCorpus(workspace, study, counts, code_weights(sizes, counts), samples)
 
 
-def code_weights(profile: Counts, counts: Counts) -> list[float]:
-    """Weight of a text of each code, ``(codes,)``; 1 for all if the profile has nothing under the codes with texts.
+def code_weights(sizes: Counts, counts: Counts) -> list[float]:
+    """Weight of a text of each code, ``(codes,)``; 1 for all if the sizes have nothing under the codes with texts.
 
     Parameters
     ----------
-    profile
-        Sum of the noisy profiles, int64 ``(codes,)``; negative counts are noise around nothing.
+    sizes
+        Noisy units of each code, int64 ``(codes,)``; negative counts are noise around nothing.
     counts
         Texts of each code in the corpus.
     """
-    shares = [max(0, int(count)) if made else 0 for count, made in zip(profile, counts, strict=True)]
+    shares = [max(0, int(count)) if made else 0 for count, made in zip(sizes, counts, strict=True)]
     whole, size = sum(shares), int(counts.sum())
     if not whole:
         return [1.0] * len(shares)
