@@ -77,11 +77,13 @@ def test_nothing_in_a_bundle_belongs_to_one_site(finished: Finished, bundle: Pat
     assert [(tier["tier"], tier["sites"]) for tier in statement["tiers"]] == [("strong", 1), ("weak", 1)]
 
 
-def test_with_the_weights_the_codes_have_the_shares_of_the_noisy_profile(finished: Finished, tmp_path: Path) -> None:
+def test_with_the_weights_the_codes_have_the_shares_of_the_noisy_sizes(finished: Finished, tmp_path: Path) -> None:
     run = changed_run(finished, tmp_path / "run", [("a", 0), ("b", 0), ("c", 0), ("d", 1), ("e", 3)])
     summary = json.loads((run / "summary.json").read_text())
     for code, profile in zip(summary["codes"], [10, 30, 0, -4], strict=True):
-        code["profile"] = profile
+        # Votes have a say in a code's size, besides the profile.
+        code["profile"] = 7
+        code["size"] = profile
     (run / "summary.json").write_text(json.dumps(summary))
     write_bundle(run, tmp_path / "bundle", PUBLICATION, None)
     rows, weights = _rows(tmp_path / "bundle"), defaultdict(float)
