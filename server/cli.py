@@ -381,6 +381,46 @@ def evaluate_corpus(
         render_quality(quality, screen)
 
 
+@app.command("experiment")
+def run_experiment(
+    file: Annotated[
+        Path, typer.Argument(help="What to compare (TOML), as tests/benchmarks/paper.", show_default=False)
+    ],
+    data: Annotated[
+        Path, typer.Option("--data", help="Folder of the public text that the experiment names.", show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for tables and numbers; what is there goes on.", show_default=False)
+    ],
+    budget_hours: Annotated[
+        float | None, typer.Option("--budget-hours", help="Stop before a cell that would take longer.", min=0)
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Name or label of a cell; may be repeated. Default: all.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Folder of what cells share, also with others. Default: OUT/cache.")
+    ] = None,
+    trust_cache: Annotated[
+        bool, typer.Option("--trust-cache", help="Take what is there also if other code made it.")
+    ] = False,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Say how long it will take, and stop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare ways to make a corpus on public text: baselines, ablations, seeds; tables, a plot and raw numbers."""
+    from server.experiments.command import Arguments, run
+    from server.experiments.view import render_outcome
+
+    arguments = Arguments(file, data, out, budget_hours, only or (), cache, trust_cache, estimate)
+    outcome = run(arguments, messages)
+    if as_json:
+        typer.echo(json.dumps(outcome.as_json()))
+    else:
+        render_outcome(outcome, screen)
+    if outcome.report.failed:
+        _end(f"{len(outcome.report.failed)} cells failed", int(ExitCode.FAILED))
+
+
 @app.command("release")
 def release_corpus(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],

@@ -64,8 +64,8 @@ def render_generation(report: Report, console: Console) -> None:
     lines = [
         f"{report.texts} of {report.wanted} texts in {report.files} Parquet files in {report.folder}",
         *_missing(report),
-        f"dropped and made again: {', '.join(f'{n} {why}' for why, n in sorted(report.dropped.items())) or 'none'}",
-        f"{report.privacy} ({at_most(report.epsilon)}, delta {report.delta:g})",
+        f"dropped: {', '.join(f'{n} {why}' for why, n in sorted(report.dropped.items())) or 'none'}",
+        f"{report.privacy} (epsilon {at_most(report.epsilon)}, delta {report.delta:g})",
     ]
     for line in lines:
         console.print(Text(printable(line)), soft_wrap=True)

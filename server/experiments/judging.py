@@ -1,0 +1,88 @@
+"""The step that judges a corpus by real texts that had no part in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from common.models.embedder import visible
+from server.corpus import read_corpus
+from server.evaluation.texts import Texts
+from server.evaluation.vectors import Vectors
+from server.experiments.cache import Earlier, Made, Step
+from server.experiments.judges import Judged, judge
+from server.experiments.places import embedder_of, embedder_sha256, folder_of
+from server.experiments.situation import CORPUS, JUDGEMENT, Situation
+from server.workspace import Workspace, write_atomically
+
+_FILE = "numbers.json"
+
+
+class Judgement(Step):
+    """All numbers of a corpus."""
+
+    kind = "judgement"
+    sources = ("server/evaluation", "server/experiments/judges.py", "server/experiments/judging.py")
+
+    def __init__(self, situation: Situation) -> None:
+        self._situation = situation
+
+    @property
+    def name(self) -> str:
+        """It is the last one."""
+        return JUDGEMENT
+
+    @property
+    def rate(self) -> str:
+        """Measures differ, and embedders."""
+        judging = self._situation.experiment.judging
+        return " ".join([*judging.measures, judging.embedder])
+
+    @property
+    def units(self) -> float:
+        """Texts."""
+        return float(self._situation.study.corpus.size + len(self._situation.data.test))
+
+    def inputs(self, earlier: Earlier) -> dict[str, Any]:
+        """Corpus, test texts, and how they are compared."""
+        situation, judging = self._situation, self._situation.experiment.judging
+        return {
+            "corpus": earlier[CORPUS].sha256,
+            "test": situation.data.test_sha256,
+            "judging": judging.model_dump(mode="json", exclude={"attribute", "embedder"}),
+            "embedder": embedder_sha256(judging.embedder),
+            "attribute": situation.experiment.judged,
+            "unseen": list(situation.unseen),
+            "seed": situation.seed,
+        }
+
+    def make(self, earlier: Earlier, out: Path, work: Path) -> None:
+        """Run the measures."""
+        situation, judging = self._situation, self._situation.experiment.judging
+        judged = Judged(
+            corpus=self._texts(earlier[CORPUS]),
+            test=situation.data.test,
+            attribute=situation.experiment.judged,
+            unseen=frozenset(situation.unseen),
+            vectors=Vectors(embedder_of(judging.embedder), situation.vectors),
+            encoder=None if judging.encoder is None else folder_of(judging.encoder),
+            most=judging.most,
+            seed=situation.seed,
+        )
+        write_atomically(out / _FILE, json.dumps(judge(judged, judging.measures), indent=1).encode())
+
+    def _texts(self, corpus: Made) -> Texts:
+        codes = self._situation.study.codes
+        rows = [(visible(text.text), text.code) for text in read_corpus(Workspace(corpus.folder), codes)]
+        kept = [(text, code) for text, code in rows if text]
+        labels = {
+            name: tuple(codes.combinations[code][place] for _, code in kept) for place, name in enumerate(codes.names)
+        }
+        return Texts("corpus", tuple(text for text, _ in kept), labels)
+
+
+def numbers_of(judgement: Made) -> dict[str, float]:
+    """The numbers, by name."""
+    found: dict[str, float] = json.loads((judgement.folder / _FILE).read_bytes())
+    return found
