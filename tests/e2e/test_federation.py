@@ -25,8 +25,9 @@ from common.site.ledger import Ledger
 from common.study import Study
 from server.aggregate import quotas
 from server.checkpoint import read_checkpoint
-from server.corpus import read_corpus, read_pool, read_profiles
+from server.corpus import read_ballots, read_corpus, read_pool, read_profiles
 from server.demo import prepare_demo
+from server.sizes import units_of_voters
 from server.summary import read_summary
 from server.workspace import Workspace
 from tests.hospitals import NHS_FEEDBACK
@@ -81,8 +82,10 @@ def _check_corpus(study_file: Path, sites: Path, run: Path) -> None:
     made = np.bincount([text.code for text in texts], minlength=len(study.codes))
     profiles = read_profiles(workspace.profiles)
     assert set(profiles) == {Site.load(file).name for file in sites.glob("*.toml")}
-    assert made.tolist() == quotas(np.sum(list(profiles.values()), axis=0), study.corpus.size).tolist()
-    pool = read_pool(workspace.pool)
+    pool, ballots = read_pool(workspace.pool), read_ballots(workspace.ballots)
+    voters = units_of_voters(study, pool.codes, [profiles[name] for name in ballots], list(ballots.values()))
+    strong = [profile for name, profile in profiles.items() if name not in ballots]
+    assert made.tolist() == quotas(np.sum([*strong, voters], axis=0), study.corpus.size).tolist()
     candidates = set(zip(pool.texts, pool.codes.tolist(), strict=True))
     assert all(((t.text, t.code) in candidates) == (t.origin == "candidate") for t in texts if t.origin != "repeat")
     summary = read_summary(workspace)
