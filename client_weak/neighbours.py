@@ -32,6 +32,9 @@ LATTICE_BITS = 20
 _EXACT = 4096
 """Pairs multiplied exactly at once."""
 
+_ROWS = 2048
+"""Documents whose length is made 1 at once."""
+
 _GROUPS = 16
 """Columns of which a row's largest value is taken first: K of those maxima bound the K nearest from below."""
 
@@ -52,14 +55,18 @@ def comparable(documents: Vectors, candidates: Vectors, similarity: Similarity) 
     tuple
         float32 ``(n, d)`` and ``(m, d)``; with ``d + 1`` for l2.
     """
-    own, others = documents.astype(np.float64), candidates.astype(np.float64)
+    others, more = candidates.astype(np.float64), 0
     if similarity == "cosine":
         others = _unit(others)
     elif similarity == "l2":
-        own = np.c_[own, np.ones(len(own))]
-        others = np.c_[others, -0.5 * (others**2).sum(axis=1)]
+        others, more = np.c_[others, -0.5 * (others**2).sum(axis=1)], 1
     longest = float(np.linalg.norm(others, axis=1).max(initial=0.0))
-    return _unit(own).astype(np.float32), (others / (longest or 1.0)).astype(np.float32)
+    own = np.empty((len(documents), documents.shape[1] + more), dtype=np.float32)
+    # Block by block, so that of many documents there is no second copy in float64.
+    for start in range(0, len(documents), _ROWS):
+        rows = documents[start : start + _ROWS].astype(np.float64)
+        own[start : start + _ROWS] = _unit(np.c_[rows, np.ones((len(rows), more))])
+    return own, (others / (longest or 1.0)).astype(np.float32)
 
 
 def nearest_candidates(

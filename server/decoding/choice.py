@@ -15,7 +15,8 @@ import torch
 
 from common.models.architectures import Architecture, EncoderDecoder, Tokens
 from server.decoding import attention, packing
-from server.decoding.slots import CausalSlots, DecoderSlots, InStep, Slots
+from server.decoding.model_slots import CausalSlots, DecoderSlots
+from server.decoding.slots import InStep, Slots
 
 log = logging.getLogger("fedcorpus.server")
 

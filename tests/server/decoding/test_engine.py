@@ -11,7 +11,7 @@ import torch
 from common.models.generator import Generator
 from common.study import Study
 from server import generation
-from server.decoding import slots as slots_module
+from server.decoding import model_slots
 from server.decoding.choice import slots_for
 from server.decoding.engine import Continued, Engine, Request
 from server.decoding.sampling import text_key
@@ -179,13 +179,13 @@ def test_a_model_that_slots_would_get_wrong_is_run_in_step(
     tiny: Callable[[str], Path], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positions that are one off: no error anywhere, only other logits. They are noticed before a text is written."""
-    real = slots_module._ModelSlots.begin
+    real = model_slots.ModelSlots.begin
 
-    def begin(self: slots_module._ModelSlots, prompts: dict[int, Sequence[int]]) -> None:
+    def begin(self: model_slots.ModelSlots, prompts: dict[int, Sequence[int]]) -> None:
         real(self, prompts)
         self._positions[list(prompts)] += 1
 
-    monkeypatch.setattr(slots_module._ModelSlots, "begin", begin)
+    monkeypatch.setattr(model_slots.ModelSlots, "begin", begin)
     its = Writer(tiny(kind))
     slots = its.slots(4)
     assert isinstance(slots, InStep)
@@ -199,7 +199,7 @@ def test_a_model_that_keeps_something_else_is_run_in_step(
     def contents(*_: object) -> None:
         raise UnsuitableModelError("a state of another kind")
 
-    monkeypatch.setattr(slots_module._ModelSlots, "_contents", contents)
+    monkeypatch.setattr(model_slots.ModelSlots, "_contents", contents)
     its = Writer(tiny("qwen2"))
     slots = its.slots(4)
     assert isinstance(slots, InStep)
@@ -212,7 +212,7 @@ def test_kept_prompts_are_few_and_a_forgotten_one_is_read_again(
 ) -> None:
     its = writer("llama")
     expected = its.write(its.slots(3), 3, _requests(its, 20))
-    monkeypatch.setattr(slots_module, "PROMPTS_KEPT", 2)
+    monkeypatch.setattr(model_slots, "PROMPTS_KEPT", 2)
     slots = its.slots(3)
     assert its.write(slots, 3, _requests(its, 20)) == expected
     assert len(slots._kept) == 2
