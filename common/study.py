@@ -275,12 +275,13 @@ class Corpus(Section):
     """What is published."""
 
     size: int = Field(default=400, ge=1, description="Number of synthetic texts in the corpus.")
-    selection: Literal["density", "simplex", "weighted", "paper", "uniform"] = Field(
+    selection: Literal["density", "simplex", "weighted", "soft-threshold", "paper", "uniform"] = Field(
         default="density",
         description="How votes pick candidates. density: where votes are most beside those that the pool would give "
         "itself, no repeats; the coordinator needs the embedder. simplex: simplex-projected votes, highest first, no "
-        "repeats. weighted: the same weights drawn without replacement. paper: clip at 0, normalise, draw with "
-        "replacement. uniform: ignore the votes.",
+        "repeats. weighted: the same weights drawn without replacement. soft-threshold: votes less one standard "
+        "deviation of their noise, drawn without replacement. paper: clip at 0, normalise, draw with replacement. "
+        "uniform: ignore the votes.",
     )
     choice: float = Field(
         default=2.5,

@@ -6,6 +6,7 @@ A new selection rule is one function and one entry in `SELECTION_RULES`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -231,6 +232,8 @@ class OneCode:
         What the votes should sum to.
     quota
         Texts wanted.
+    noise
+        Standard deviation of the noise that is still on a vote; 0 on smoothed ones.
     embeddings, fresh
         float32 ``(J, d)`` and ``(F, d)``; None and empty for rules that don't ask for them.
     neighbours, similarity
@@ -240,6 +243,7 @@ class OneCode:
     votes: Votes
     expected: float
     quota: int
+    noise: float
     embeddings: NDArray[np.float32] | None
     fresh: NDArray[np.float32]
     neighbours: int
@@ -336,8 +340,9 @@ def select(
         if smoothing == "kernel" and own is not None:
             seen = smoothed(votes[candidates], own, noise_variance)
         others = np.zeros((0, 0), np.float32) if fresh is None else fresh.embeddings[offered[code]]
+        noise = math.sqrt(max(noise_variance, 0.0)) if smoothing == "none" else 0.0
         ballot = OneCode(
-            seen, float(expected[code]), int(quotas[code]), own, others, neighbours, similarity
+            seen, float(expected[code]), int(quotas[code]), noise, own, others, neighbours, similarity
         )  # fmt: skip
         picked = SELECTION_RULES[rule](ballot, generator)
         voted_on = picked < candidates.size
@@ -388,6 +393,14 @@ def _weighted(ballot: OneCode, generator: np.random.Generator) -> Counts:
     return generator.choice(weights.size, size=size, replace=False, p=weights) if size else _none()
 
 
+def _above_noise(ballot: OneCode, generator: np.random.Generator) -> Counts:
+    # In floats: the difference of two int64 may exceed the largest.
+    above = np.maximum(ballot.votes.astype(np.float64) - ballot.noise, 0.0)
+    weights = above / above.sum() if above.any() else clipped_weights(ballot.votes)
+    size = min(ballot.quota, int(np.count_nonzero(weights)))
+    return generator.choice(weights.size, size=size, replace=False, p=weights) if size else _none()
+
+
 def _with_replacement(ballot: OneCode, generator: np.random.Generator) -> Counts:
     weights = clipped_weights(ballot.votes)
     return generator.choice(weights.size, size=ballot.quota, replace=True, p=weights) if weights.size else _none()
@@ -405,6 +418,7 @@ SELECTION_RULES: dict[str, Rule] = {
     "density": _densest_first,
     "simplex": _highest_first,
     "weighted": _weighted,
+    "soft-threshold": _above_noise,
     "paper": _with_replacement,
     "uniform": _uniform,
 }

@@ -148,6 +148,19 @@ def test_the_weighted_draw_follows_its_weights_one_by_one() -> None:
     assert stats.chisquare([pairs[0, 1], pairs[0, 2], pairs[1, 2]], np.array(expected) * draws).pvalue > 1e-4
 
 
+def test_a_soft_threshold_leaves_out_what_noise_explains() -> None:
+    votes = np.array([3, 40, -2, 25, 9], np.int64)
+    drawn = [
+        select(
+            "soft-threshold", votes=votes, codes_of_candidates=np.zeros(5, np.int32), quotas=np.array([5]),
+            expected=np.array([70.0]), generator=np.random.default_rng(0), noise_variance=variance,
+        ).chosen.tolist()
+        for variance in (0, 100, 10**6)
+    ]  # fmt: skip
+    assert [sorted(chosen) for chosen in drawn[:2]] == [[0, 1, 3, 4], [1, 3]]
+    assert sorted(drawn[2]) == [0, 1, 3, 4], "where nothing stands out, all positive ones are of use"
+
+
 def test_ties_are_broken_at_random_and_uniformly() -> None:
     generator = np.random.default_rng(2)
     drawn = [_select_from_one_code("simplex", np.full(5, 3, np.int64), 1, 15, generator)[0] for _ in range(5000)]
