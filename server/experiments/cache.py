@@ -19,7 +19,7 @@ import logging
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -61,6 +61,9 @@ class Made:
     seconds: float
 
 
+OnProgress = Callable[[int, int], None]
+"""Called with how much of a step is done, and how much there is."""
+
 Earlier = Mapping[str, Made]
 """Results of a cell's earlier steps, by the name of the step."""
 
@@ -78,10 +81,13 @@ class Step(ABC):
         What later steps of the cell call it.
     rate
         Steps of one kind and rate take alike long for a unit of work.
+    progress
+        Called while it is made, if it takes long.
     """
 
     kind: ClassVar[str]
     sources: ClassVar[tuple[str, ...]]
+    progress: OnProgress = staticmethod(lambda _done, _total: None)
 
     @property
     def name(self) -> str:

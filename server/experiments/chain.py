@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from server.experiments.assembling import Corpus, RealCorpus
-from server.experiments.cache import Cache, Made, Step
+from server.experiments.cache import Cache, Made, OnProgress, Step
 from server.experiments.judging import Judgement
 from server.experiments.pooling import pools_and_votes
 from server.experiments.pretraining import pretrained
@@ -55,11 +55,17 @@ def missing(chain: Sequence[Step], cache: Cache) -> dict[str, Step]:
     return left
 
 
-def run_chain(chain: Sequence[Step], cache: Cache, on_step: Callable[[Step], None] = lambda _: None) -> dict[str, Made]:
+def run_chain(
+    chain: Sequence[Step],
+    cache: Cache,
+    on_step: Callable[[Step], None] = lambda _: None,
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> dict[str, Made]:
     """Make what isn't there; all results by name."""
     made: dict[str, Made] = {}
     for step in chain:
         if cache.find(step, made) is None:
             on_step(step)
+            step.progress = on_progress
         made[step.name] = cache.make(step, made)
     return made

@@ -69,7 +69,9 @@ def run(arguments: Arguments, messages: Console) -> Outcome:
     experiment = Experiment.load(arguments.file)
     cache = Cache(arguments.cache or arguments.out / "cache", trusting=arguments.trusting)
     with cache.held(), _Shown(messages) as shown:
-        runner = Runner(experiment, arguments.data, arguments.out, cache, arguments.only, shown.say, shown.done)
+        runner = Runner(
+            experiment, arguments.data, arguments.out, cache, arguments.only, shown.say, shown.done, shown.step
+        )
         estimated = runner.estimate()
         shown.say(f"{len(runner.tasks)} cells with their seeds; about {in_words(estimated)} of work is left")
         start = time.monotonic()
@@ -95,15 +97,16 @@ def _written(experiment: Experiment, runner: Runner, report: Report, out: Path) 
 
 
 class _Shown:
-    """A bar on a terminal, lines elsewhere. Use as a context manager."""
+    """Two bars on a terminal, for all cells and for one step; lines elsewhere. Use as a context manager."""
 
     def __init__(self, messages: Console) -> None:
         self._messages = messages
         self._bars = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            console=messages, transient=True, disable=not messages.is_terminal,
+            SpinnerColumn(), TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(),
+            TimeElapsedColumn(), console=messages, transient=True, disable=not messages.is_terminal,
         )  # fmt: skip
-        self._task = self._bars.add_task("reading", total=None)
+        self._cells = self._bars.add_task("cells", total=None)
+        self._step = self._bars.add_task("reading", total=None)
 
     def __enter__(self) -> _Shown:
         self._bars.start()
@@ -115,12 +118,16 @@ class _Shown:
     def say(self, text: str) -> None:
         """What goes on."""
         self._messages.print(text, markup=False, highlight=False, soft_wrap=True)
-        self._bars.update(self._task, description=text[:60])
+        self._bars.reset(self._step, description=text.rpartition(": ")[2][:32], total=None)
 
     def total(self, tasks: int) -> None:
         """How much there is."""
-        self._bars.update(self._task, total=tasks)
+        self._bars.update(self._cells, total=tasks)
 
     def done(self, tasks: int) -> None:
         """How much of it is done."""
-        self._bars.update(self._task, completed=tasks)
+        self._bars.update(self._cells, completed=tasks)
+
+    def step(self, done: int, total: int) -> None:
+        """How far a step is."""
+        self._bars.update(self._step, completed=done, total=total)

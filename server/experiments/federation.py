@@ -173,8 +173,9 @@ def require_answers(roster: Roster, sites: Sequence[SiteDocuments]) -> None:
 
 
 def quiet() -> None:
-    """Flower and the sites say much that is the same a hundred times; what goes wrong is still said."""
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    """Libraries and sites say much that is the same a hundred times; what goes wrong is still said."""
+    for name in ("flwr", "sentence_transformers"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     ours = logging.getLogger(NAME)
     if not ours.handlers:
         # With a handler of its own, the app leaves the logger as it is.

@@ -14,6 +14,7 @@ from common.codes import ControlCodes
 from common.models.generator import Generator, document_losses
 from common.protocol import Adapter
 from common.study import Study
+from server.experiments.cache import OnProgress
 from server.experiments.federation import SiteDocuments
 from server.strategies.aggregation import weighted_mean
 
@@ -40,7 +41,13 @@ class PlainSite:
         return np.bincount(self.codes, minlength=codes).astype(np.int64)
 
 
-def plain_rounds(generator: Generator, sites: Sequence[PlainSite], study: Study, seed: int) -> Adapter:
+def plain_rounds(
+    generator: Generator,
+    sites: Sequence[PlainSite],
+    study: Study,
+    seed: int,
+    progress: OnProgress = lambda _done, _total: None,
+) -> Adapter:
     """All rounds: each site takes its steps from the mean of the last round, with moments that go on.
 
     Parameters
@@ -55,6 +62,7 @@ def plain_rounds(generator: Generator, sites: Sequence[PlainSite], study: Study,
         generator.start_round(number)
         found = [learner.trained(adapter) for learner in learners]
         adapter = {**adapter, **weighted_mean(found, [1.0] * len(found))}
+        progress(number, study.training.rounds)
     return adapter
 
 

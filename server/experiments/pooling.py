@@ -122,7 +122,7 @@ class Pool(_Pool):
         sampler = TextSampler(loaded(study, earlier.get(TUNED)), study)
         sizes = pool_sizes(profile, len(study.codes), study.pool.size, study.pool.floor)
         with CandidateLog(work / "candidates.jsonl", {"step": self.name}) as record:
-            texts = sampler.sample(sizes, series="pool", record=record)
+            texts = sampler.sample(sizes, self.progress, series="pool", record=record)
         write_pool(out / "pool.jsonl", to_pool(texts))
         write_notes(out, {"candidates": float(len(texts)), "texts dropped": float(sum(sampler.drops.counts.values()))})
 

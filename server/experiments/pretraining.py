@@ -18,7 +18,7 @@ from pydantic import Field
 from common.configuration import Section
 from common.errors import DataError
 from common.site.formats import read_columns
-from server.experiments.cache import Earlier, Step
+from server.experiments.cache import Earlier, OnProgress, Step
 from server.experiments.notes import write_notes
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class PretrainedModel(Step):
     def make(self, earlier: Earlier, out: Path, work: Path) -> None:
         """Learn tokens, then the model."""
         texts = [text for source in self._options.texts for text in self._texts(source)]
-        loss = pretrain(texts, self._options, out / "model")
+        loss = pretrain(texts, self._options, out / "model", self.progress)
         write_notes(out, {"loss of pre-training": loss, "texts of pre-training": float(len(texts))})
 
     def _file(self, source: PublicText) -> Path:
@@ -101,7 +101,12 @@ def pretrained(situation: Situation, data: Path) -> Sequence[Step]:
     return () if options is None else (PretrainedModel(options, data),)
 
 
-def pretrain(texts: Sequence[tuple[str, str]], options: Pretraining, folder: Path) -> float:
+def pretrain(
+    texts: Sequence[tuple[str, str]],
+    options: Pretraining,
+    folder: Path,
+    progress: OnProgress = lambda _done, _total: None,
+) -> float:
     """Make a model of (prompt, text) pairs in ``folder``; returns the mean loss of the last hundred steps."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -118,7 +123,10 @@ def pretrain(texts: Sequence[tuple[str, str]], options: Pretraining, folder: Pat
             **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id),
         )  # fmt: skip
         model = LlamaForCausalLM(config)
-        losses = list(_learning(model, rows, options))
+        losses: list[float] = []
+        for loss in _learning(model, rows, options):
+            losses.append(loss)
+            progress(len(losses), options.steps)
     folder.mkdir(parents=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

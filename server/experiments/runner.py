@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import FedcorpusError, UserError
-from server.experiments.cache import Cache, Made, Step
+from server.experiments.cache import Cache, Made, OnProgress, Step
 from server.experiments.chain import chain_of, missing, run_chain
 from server.experiments.data import RealData
 from server.experiments.estimate import Estimates, in_words
@@ -94,6 +94,8 @@ class Runner:
         Called with what goes on.
     on_done
         Called with the number of tasks that are done.
+    on_progress
+        Called with how far the step is that is made.
 
     Raises
     ------
@@ -110,8 +112,10 @@ class Runner:
         only: Sequence[str] = (),
         say: Say = lambda _: None,
         on_done: Callable[[int], None] = lambda _: None,
+        on_progress: OnProgress = lambda _done, _total: None,
     ) -> None:
-        self._experiment, self._out, self._cache, self._say, self._on_done = experiment, out, cache, say, on_done
+        self._experiment, self._out, self._cache = experiment, out, cache
+        self._say, self._on_done, self._on_progress = say, on_done, on_progress
         quiet()
         documents = RealData.load(experiment.data, experiment.codes, data)
         self.documents = documents
@@ -186,7 +190,7 @@ class Runner:
         return {} if found is None else {MODEL: found}
 
     def _do(self, task: Task, words: str) -> Row:
-        made = run_chain(task.chain, self._cache, lambda step: self._say(f"{words}: {step.name}"))
+        made = run_chain(task.chain, self._cache, lambda step: self._say(f"{words}: {step.name}"), self._on_progress)
         named, situation = task.named, task.situation
         return Row(
             experiment=self._experiment.name,

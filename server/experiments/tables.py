@@ -57,7 +57,7 @@ def page(experiment: Experiment, rows: Sequence[Row], report: Report, documents:
         f"# {escaped(experiment.title)}\n",
         f"{escaped(experiment.about)}\n" if experiment.about else "",
         _conditions(experiment, rows, documents),
-        *(render_table(table, rows) for table in experiment.tables),
+        *(render_table(table, rows) for table in experiment.tables if entries_of(table, rows)),
         _everything(experiment, rows),
         _costs(rows),
         _holes(report),

@@ -17,7 +17,7 @@ from common.protocol import pack_release, unpack_release
 from common.site.plan import strong_plan
 from common.study import Study
 from server.census import take_census
-from server.checkpoint import read_checkpoint, read_identity, write_checkpoint, write_identity
+from server.checkpoint import Checkpoint, read_checkpoint, read_identity, write_checkpoint, write_identity
 from server.corpus import read_profiles, write_profiles
 from server.experiments.cache import Earlier, Made, Step
 from server.experiments.federation import matching_paper, phase_study, require_answers, write_sites
@@ -129,10 +129,12 @@ class PrivateTuning(_Tuning):
         roster = take_census(grid, study, run_id, progress, tiers=("strong",))
         generator, start = Generator(study.generator), read_checkpoint(space, study)
         roster.recall(start.sites)
-        fedavg = LoraDpFedAvg(
-            study, run_id, roster, generator.frozen_sha256(), progress, start,
-            lambda state: write_checkpoint(space, study, state),
-        )  # fmt: skip
+
+        def keep(state: Checkpoint) -> None:
+            write_checkpoint(space, study, state)
+            self.progress(state.round, study.training.rounds)
+
+        fedavg = LoraDpFedAvg(study, run_id, roster, generator.frozen_sha256(), progress, start, keep)
         tuned = fedavg.fine_tune(grid, generator.adapter())
         require_answers(roster, sites)
         Tuned(tuned.adapter, tuned.profiles).write(out)
@@ -177,7 +179,7 @@ class PlainTuning(_Tuning):
         situation = self._situation
         study = self._study(situation.base(earlier))
         sites = [PlainSite.read(site, study) for site in situation.training_sites]
-        adapter = plain_rounds(Generator(study.generator), sites, study, situation.seed)
+        adapter = plain_rounds(Generator(study.generator), sites, study, situation.seed, self.progress)
         Tuned(adapter, {site.name: site.profile(len(study.codes)) for site in sites}).write(out)
 
 
