@@ -1,4 +1,4 @@
-"""Texts that were seen before, exactly or nearly, in memory that stays small: 16 to 32 bytes a text, and 64 MB."""
+"""Texts that were seen before, exactly or nearly, in memory that stays small: 16 to 32 bytes a text, and 32 MB."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ HASHES = 64
 """MinHash values of a text, over which near duplicates are looked for."""
 
 MOST_PLACES = 2**24
-"""Of all bands' tables, at four bytes. Beyond so many texts the oldest ones are forgotten, one by one."""
+"""Of all bands' tables, at two bytes: of some thousands of texts one is taken for a near duplicate by chance. Beyond so
+many texts the oldest ones are forgotten, one by one."""
 
 _SHINGLE = 5
 """Characters of a shingle."""
@@ -89,7 +90,7 @@ class NearTexts:
     def __init__(self, threshold: float, expected: int) -> None:
         self._bands, self._rows = _bands(threshold)
         places = min(2 ** (2 * max(expected, 1) - 1).bit_length(), 2 ** ((MOST_PLACES // self._bands).bit_length() - 1))
-        self._table = np.zeros((self._bands, places), dtype=np.uint32)
+        self._table = np.zeros((self._bands, places), dtype=np.uint16)
         self._band = np.arange(self._bands)
         source = np.random.default_rng(0)
         # Odd factors: each is a permutation of the 64-bit numbers.
@@ -110,14 +111,14 @@ class NearTexts:
         self._table[self._band, places] = marks
         return False
 
-    def _signature(self, folded: str, code: int) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    def _signature(self, folded: str, code: int) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
         """A place and a mark for every band."""
         least = (_shingles(folded) * self._factors + self._offsets).min(axis=1).reshape(self._bands, self._rows)
         mixed = np.full(self._bands, _scrambled(np.array([code], dtype=np.uint64))[0])
         for column in least.T:
             mixed = _scrambled(mixed ^ column)
         # 0 stands for an empty place.
-        marks = (mixed >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
+        marks = (mixed >> np.uint64(48)).astype(np.uint16) | np.uint16(1)
         return (mixed & np.uint64(self._table.shape[1] - 1)).astype(np.int64), marks
 
 
