@@ -368,7 +368,7 @@ def _by_code(codes_of_candidates: NDArray[np.integer], codes: int) -> list[Count
 
 def _densest_first(ballot: OneCode, generator: np.random.Generator) -> Counts:
     if ballot.embeddings is None:
-        return _highest_first(ballot, generator)
+        raise ProtocolError("select: no embeddings of the candidates; the rule 'density' needs one per candidate")
     votes = simplex_weights(ballot.votes, ballot.expected) * max(ballot.expected, 1.0)
     of_pool = votes_of_pool(ballot.embeddings, ballot.neighbours, ballot.similarity)
     ratios = density_ratio(votes, of_pool, ballot.neighbours)

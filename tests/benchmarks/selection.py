@@ -9,7 +9,7 @@ into weights on its own, as in the facts' table, and its profile's noise enters 
 
     clip       clip at 0 (RAFT)
     soft t     soft threshold: t standard deviations of the noise are taken off first
-    simplex    projection per code (the default)
+    simplex    projection per code, which the default rule begins with, too
     kernel     smoothed votes, then simplex
 
 Noise can't be given a seed, so a table's last digit varies from run to run; candidates and records don't.

@@ -278,6 +278,15 @@ def test_inputs_that_do_not_fit_together_are_refused() -> None:
         quotas(np.zeros(0, np.int64), 1)
 
 
+def test_a_rule_that_looks_at_places_does_not_go_without_embeddings() -> None:
+    """It mustn't become another rule: the summary would name the wrong one."""
+    with pytest.raises(ProtocolError, match="embeddings None"):
+        select(
+            "density", votes=np.array([3, 1]), codes_of_candidates=np.zeros(2, np.int32), quotas=np.array([1]),
+            expected=np.array([4.0]), generator=np.random.default_rng(0),
+        )  # fmt: skip
+
+
 def test_an_unknown_rule_and_unequal_profiles_are_refused() -> None:
     nothing = np.zeros(1, np.int64)
     with pytest.raises(StudyError, match="'best'"):
