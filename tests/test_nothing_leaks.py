@@ -32,6 +32,7 @@ import common.client_app
 import common.protocol
 import common.site.door
 from common.client_app import app
+from common.logs import NAME
 from common.models.generator import Generator
 from common.protocol import (
     CENSUS,
@@ -127,7 +128,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def search(
     temporary: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> Callable[[Hospital, Message], list[str]]:
-    caplog.set_level(logging.DEBUG)
+    # The site's own logger too: whatever ran before in this process may have left it silent, and the search blind.
+    for name in (None, NAME):
+        caplog.set_level(logging.DEBUG, name)
 
     def run(hospital: Hospital, reply: Message) -> list[str]:
         traces = Traces()

@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -172,15 +173,29 @@ def require_answers(roster: Roster, sites: Sequence[SiteDocuments]) -> None:
         )
 
 
-def quiet() -> None:
-    """Libraries and sites say much that is the same a hundred times; what goes wrong is still said."""
-    for name in ("flwr", "sentence_transformers"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Libraries and sites say much that is the same a hundred times; what goes wrong is still said.
+
+    Loggers belong to the whole process, so they are left as they were found: a level that stayed would silence the
+    site's log in whatever runs next.
+    """
     ours = logging.getLogger(NAME)
-    if not ours.handlers:
-        # With a handler of its own, the app leaves the logger as it is.
-        ours.addHandler(logging.StreamHandler())
-    ours.setLevel(logging.WARNING)
+    loggers = (ours, *(logging.getLogger(name) for name in ("flwr", "sentence_transformers")))
+    levels = [logger.level for logger in loggers]
+    # With a handler of its own, the app leaves the logger as it is.
+    handler = None if ours.handlers else logging.StreamHandler()
+    if handler is not None:
+        ours.addHandler(handler)
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if handler is not None:
+            ours.removeHandler(handler)
 
 
 def _site_file(site: SiteDocuments, tier: Tier, home: Path, documents: Path, study: Study) -> str:

@@ -116,7 +116,6 @@ class Runner:
     ) -> None:
         self._experiment, self._out, self._cache = experiment, out, cache
         self._say, self._on_done, self._on_progress = say, on_done, on_progress
-        quiet()
         documents = RealData.load(experiment.data, experiment.codes, data)
         self.documents = documents
         self.tasks = [
@@ -190,7 +189,10 @@ class Runner:
         return {} if found is None else {MODEL: found}
 
     def _do(self, task: Task, words: str) -> Row:
-        made = run_chain(task.chain, self._cache, lambda step: self._say(f"{words}: {step.name}"), self._on_progress)
+        with quiet():
+            made = run_chain(
+                task.chain, self._cache, lambda step: self._say(f"{words}: {step.name}"), self._on_progress
+            )
         named, situation = task.named, task.situation
         return Row(
             experiment=self._experiment.name,

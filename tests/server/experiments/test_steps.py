@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from common.codes import Attribute, ControlCodes
 from common.errors import BudgetExceededError, ModelError, UserError
+from common.logs import NAME
 from common.models.generator import Generator, document_losses
 from common.privacy.accounting import joint_epsilon
 from common.protocol import CandidatePool
@@ -20,7 +22,7 @@ from common.site.plan import weak_plan
 from common.site.policy import check_study
 from common.study import Study
 from server.experiments.estimate import in_words
-from server.experiments.federation import SiteDocuments, matching_paper, phase_study, write_sites
+from server.experiments.federation import SiteDocuments, matching_paper, phase_study, quiet, write_sites
 from server.experiments.places import embedder_of, folder_of
 from server.experiments.plain import PlainSite, plain_rounds
 from server.experiments.plan import Experiment, Table
@@ -217,3 +219,18 @@ def test_a_place_in_a_package_is_found_or_told(tmp_path: Path) -> None:
 
 def test_durations_are_said_as_people_do() -> None:
     assert [in_words(s) for s in (3.2, 89, 600, 7200)] == ["3 s", "89 s", "10 min", "2.0 h"]
+
+
+def test_loggers_are_as_they_were_after_an_experiment() -> None:
+    """Or the site's log would be silent in whatever runs next in this process, a search for leaks in it included."""
+    loggers = [logging.getLogger(name) for name in (NAME, "flwr", "sentence_transformers")]
+    before = [(logger.level, list(logger.handlers)) for logger in loggers]
+
+    def a_failing_step() -> None:
+        with quiet():
+            assert not logging.getLogger(f"{NAME}.site").isEnabledFor(logging.INFO)
+            raise UserError("a step that fails")
+
+    with pytest.raises(UserError):
+        a_failing_step()
+    assert [(logger.level, logger.handlers) for logger in loggers] == before
