@@ -12,6 +12,8 @@ INSTALL_INPUTS := pyproject.toml deploy/constraints.txt deploy/demo-packages.txt
 PACKAGES := common server client_strong client_weak deploy
 SOURCES := $(PACKAGES) tests
 ARGS ?=
+# Tests run in as many processes; 0 runs them in one, as a debugger needs.
+WORKERS ?= 2
 
 # Threads that wait must sleep, not spin: test processes share the cores.
 export OMP_WAIT_POLICY := PASSIVE
@@ -26,7 +28,7 @@ demo: $(DEMO_VENV_STAMP) ## Run a whole study on real text: six hospitals, a few
 	$(VENV)/bin/fedcorpus demo $(ARGS)
 
 test: $(DEV_VENV_STAMP) $(WEAK_VENV_STAMP) ## Run all tests (ARGS="-k name" to choose)
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(DEV_VENV_STAMP) ## Formatting, lint, types and import walls
 	$(VENV)/bin/ruff format --check $(SOURCES)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from server.decoding.sampling import Randomness, nucleus_sample
 from server.decoding.slots import Slots
 
-_FEWER = 8
-"""At the end, when there are no more texts to begin, slots are given up by so many: a matrix product of every other
-size is prepared anew."""
+_FEWER, _SIZES = 8, 8
+"""At the end, when there are no more texts to begin, slots are given up by so many, and for so many sizes at most: what
+a matrix product of another size needs is prepared anew, and kept."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,8 @@ class _Going:
 
     def shrink(self, slots: Slots) -> None:
         """Use fewer slots, if so many are free."""
-        wanted = -(-int(self.busy.sum()) // _FEWER) * _FEWER
+        fewer = max(_FEWER, -(-self.busy.size // _SIZES))
+        wanted = -(-int(self.busy.sum()) // fewer) * fewer
         if wanted >= self.used:
             return
         free = iter(np.flatnonzero(~self.busy[:wanted]).tolist())
