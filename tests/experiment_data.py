@@ -16,11 +16,11 @@ TOPICS = {
     "Communication": ("letter", "phone call", "leaflet"),
 }
 TONES = {"critical": ("late", "rude", "useless"), "not critical": ("kind", "clear", "helpful")}
-COMMENTS, PUBLIC = "nhs_feedback_9class.jsonl.gz", "medical_abstracts_5class.jsonl.gz"
+COMMENTS, PUBLIC, TAGGED = "nhs_feedback_9class.jsonl.gz", "medical_abstracts_5class.jsonl.gz", "entities.jsonl.gz"
 
 
 def write_data(folder: Path, comments: int = 600) -> Path:
-    """Comments with topic, tone and hospital, two thirds of them for training, and public text of another kind."""
+    """Comments with topic, tone and hospital, two thirds for training; other public text; tagged sentences."""
     chance = np.random.default_rng(0)
     rows = []
     for number in range(comments):
@@ -43,6 +43,16 @@ def write_data(folder: Path, comments: int = 600) -> Path:
         for number in range(120)
     ]
     _write(folder / PUBLIC, public)
+    sentences = [
+        {
+            "tokens": ["They", "had", "the", things[number % 3].split()[0], "again"],
+            "tags": ["O", "O", "O", "B-Thing" if number % 3 else "O", "O"],
+            "split": "test" if number % 5 == 0 else "train",
+        }
+        for things in TOPICS.values()
+        for number in range(60)
+    ]
+    _write(folder / TAGGED, sentences)
     return folder
 
 

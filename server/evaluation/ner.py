@@ -10,7 +10,7 @@ without torch. An entity counts as found with the right type, beginning and end 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,13 @@ class Tagged:
         return len(self.tokens)
 
 
-def read_tagged(path: Path, name: str) -> Tagged:
+def read_tagged(path: Path, name: str, part: tuple[str, Collection[str]] | None = None) -> Tagged:
     """Sentences of a file with lists in columns 'tokens' and 'tags'.
+
+    Parameters
+    ----------
+    part
+        A column and its values: only rows that have one of these. Unset means all rows.
 
     Raises
     ------
@@ -57,9 +62,14 @@ def read_tagged(path: Path, name: str) -> Tagged:
         If the file can't be read, no row can be used, a tag isn't IOB2, or there is no entity.
     """
     fixes = dict.fromkeys((TOKENS, TAGS), "labelled sentences need a list of words in 'tokens', of IOB2 tags in 'tags'")
+    column, values = part or ("", ())
+    if part is not None:
+        fixes[column] = "it says which sentences are for testing"
     tokens, tags = [], []
     for row in rows_of(path, fixes, lists=(TOKENS, TAGS)):
-        if isinstance(row, Problem) or not all(isinstance(cell, list) for cell in row) or len(row[0]) != len(row[1]):
+        if isinstance(row, Problem) or not all(isinstance(cell, list) for cell in row[:2]):
+            continue
+        if len(row[0]) != len(row[1]) or (part is not None and as_text(row[2]) not in values):
             continue
         tokens.append(tuple(map(as_text, row[0])))
         tags.append(tuple(map(as_text, row[1])))
@@ -67,7 +77,10 @@ def read_tagged(path: Path, name: str) -> Tagged:
     if odd is not None:
         raise DataError(f"{name}: tag {odd!r} isn't IOB2; 'O', 'B-TYPE' and 'I-TYPE' are accepted")
     if not any(tag != OUTSIDE for own in tags for tag in own):
-        raise DataError(f"{name}: no row with equally many tokens and tags has an entity; at least one is needed")
+        where = "" if part is None else f" whose {column!r} is one of {sorted(values)}"
+        raise DataError(
+            f"{name}: no row{where} with equally many tokens and tags has an entity; at least one is needed"
+        )
     return Tagged(tuple(tokens), tuple(tags))
 
 

@@ -18,6 +18,7 @@ from common.models.embedder import visible
 from common.site.formats import read_columns
 from server.evaluation.texts import Texts, without
 from server.experiments.plan import Data
+from server.experiments.sentences import LabelledSentences
 
 PATIENT = "patient"
 """Column of a site's file with the privacy unit."""
@@ -53,6 +54,11 @@ class RealDocuments:
         """JSON lines of some of them, as a site's file has them."""
         return "".join(json.dumps(self.rows[int(i)]) + "\n" for i in numbers).encode()
 
+    def of_patients(self, each: int) -> RealDocuments:
+        """The same documents, ``each`` in turn said to be one patient's."""
+        rows = tuple({**row, PATIENT: f"patient {place // each}"} for place, row in enumerate(self.rows))
+        return RealDocuments(rows, self.columns)
+
     def at(self, numbers: Sequence[int] | NDArray[np.int64]) -> RealDocuments:
         """Some of them."""
         chosen = [int(i) for i in numbers]
@@ -76,6 +82,7 @@ class RealData:
 
     train: RealDocuments
     test: Texts
+    entities: LabelledSentences | None = None
 
     @cached_property
     def test_sha256(self) -> str:
@@ -110,7 +117,13 @@ class RealData:
                 )
         held = _documents(_drawn(sides["train"], options.most), options, columns)
         judges = _documents(_drawn(sides["test"], options.most_test), options, columns).texts("test texts", codes.names)
-        return cls(held, without(judges, held.texts("documents", codes.names)))
+        judges = without(judges, held.texts("documents", codes.names))
+        if options.tagged_file is None:
+            return cls(held, judges)
+        sentences = LabelledSentences.load(
+            folder / options.tagged_file, options.split_column, options.train, options.test
+        )
+        return cls(held, judges, sentences)
 
 
 def _is_declared(row: Mapping[str, str], columns: Mapping[str, str], codes: ControlCodes) -> bool:

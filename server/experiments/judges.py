@@ -14,9 +14,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from server.evaluation import distances, mauve, surface, utility
+from server.evaluation import distances, mauve, ner, surface, utility
 from server.evaluation.texts import Texts
 from server.evaluation.vectors import Vectors
+from server.experiments.sentences import LabelledSentences
 
 Numbers: TypeAlias = Iterator[tuple[str, float]]
 Judge: TypeAlias = Callable[["Judged"], Numbers]
@@ -37,6 +38,8 @@ class Judged:
         Its values of which no site that trained had a document.
     encoder
         Folder of an encoder to fine-tune.
+    sentences
+        With their entities, for taggers.
     most
         Texts a side that are compared.
     """
@@ -47,6 +50,7 @@ class Judged:
     unseen: frozenset[str]
     vectors: Vectors
     encoder: Path | None
+    sentences: LabelledSentences | None
     most: int
     seed: int
 
@@ -133,6 +137,16 @@ def next_token(judged: Judged) -> Numbers:
     yield "next-token accuracy", found.value
 
 
+def entities(judged: Judged) -> Numbers:
+    """A tagger that is trained on the corpus, as a first one that learnt from public sentences labels it."""
+    if judged.sentences is None:
+        return
+    test = judged.sentences.test
+    labelled = ner.relabelled(judged.sentences.teacher, judged.corpus.texts)
+    found = ner.Tagger(labelled, judged.seed)(test.tokens)
+    yield "entities' macro-F1", ner.macro_f1(test.tags, found.tags).value
+
+
 JUDGES: Mapping[str, Judge] = {
     "tfidf": tfidf,
     "features": features,
@@ -142,6 +156,7 @@ JUDGES: Mapping[str, Judge] = {
     "codes": codes,
     "wording": wording,
     "next-token": next_token,
+    "entities": entities,
 }
 
 

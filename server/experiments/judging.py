@@ -13,6 +13,7 @@ from server.evaluation.vectors import Vectors
 from server.experiments.cache import Earlier, Made, Step
 from server.experiments.judges import Judged, judge
 from server.experiments.places import embedder_of, embedder_sha256, folder_of
+from server.experiments.sentences import LabelledSentences
 from server.experiments.situation import CORPUS, JUDGEMENT, Situation
 from server.workspace import Workspace, write_atomically
 
@@ -54,6 +55,7 @@ class Judgement(Step):
             "embedder": embedder_sha256(judging.embedder),
             "attribute": situation.experiment.judged,
             "unseen": list(situation.unseen),
+            "entities": None if self._sentences is None else self._sentences.sha256,
             "seed": situation.seed,
         }
 
@@ -67,10 +69,16 @@ class Judgement(Step):
             unseen=frozenset(situation.unseen),
             vectors=Vectors(embedder_of(judging.embedder), situation.vectors),
             encoder=None if judging.encoder is None else folder_of(judging.encoder),
+            sentences=self._sentences,
             most=judging.most,
             seed=situation.seed,
         )
         write_atomically(out / _FILE, json.dumps(judge(judged, judging.measures), indent=1).encode())
+
+    @property
+    def _sentences(self) -> LabelledSentences | None:
+        situation = self._situation
+        return situation.data.entities if "entities" in situation.experiment.judging.measures else None
 
     def _texts(self, corpus: Made) -> Texts:
         codes = self._situation.study.codes

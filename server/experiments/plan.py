@@ -49,6 +49,11 @@ class Data(Section):
     split_column: str = Field(default="split", description="Column that says which documents are for testing.")
     train: tuple[str, ...] = Field(default=("train",), description="Its values of documents that sites hold.")
     test: tuple[str, ...] = Field(default=("test",), description="Its values of documents that judge.")
+    tagged_file: str | None = Field(
+        default=None,
+        description="File inside the data folder with public labelled sentences (lists 'tokens' and 'tags', and the "
+        "split's column), for the measure 'entities'.",
+    )
     most: int | None = Field(default=None, ge=1, description="Documents of the sites together, at most, by chance.")
     most_test: int | None = Field(default=None, ge=1, description="Documents that judge, at most, by chance.")
 
@@ -145,6 +150,13 @@ class Cell(Section):
         le=20,
         description="Rounds of votes; before each but the first, what won is kept and varied (Private Evolution).",
     )
+    documents_per_patient: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        description="For studies whose unit is the patient, over documents that name none: at each site, so many of "
+        "them by chance are said to be one patient's.",
+    )
     poisoning: Poisoning = Field(
         default="none",
         description="What one weak site does to the vote. stuffed: all it may on a few candidates of every code. "
@@ -160,6 +172,10 @@ class Cell(Section):
             raise ValueError(f"trains is {self.trains!r} and votes 'weak'; nobody is left to vote, use 'nobody'")
         if self.iterations > 1 and self.votes == "nobody":
             raise ValueError("iterations are rounds of votes; votes is 'nobody'")
+        if self.documents_per_patient > 1 and self.study.get("privacy", {}).get("unit") != "patient":
+            raise ValueError(
+                f"documents_per_patient is {self.documents_per_patient}, and the study's privacy.unit isn't 'patient'"
+            )
         if self.poisoning != "none" and self.votes == "nobody":
             raise ValueError(f"poisoning is {self.poisoning!r}, of votes; votes is 'nobody'")
         return self
@@ -218,9 +234,14 @@ class Experiment(Section):
         repeated = [name for name, times in Counter(cell.name for cell in self.cells).items() if times > 1]
         if repeated:
             raise ValueError(f"grid: two cells are called {repeated[0]!r}; give them different labels")
+        self._check_entities()
         for table in self.tables:
             self._check_table(table)
         return self
+
+    def _check_entities(self) -> None:
+        if "entities" in self.judging.measures and self.data.tagged_file is None:
+            raise ValueError("data.tagged_file is missing; the measure 'entities' needs labelled sentences")
 
     def _check_table(self, table: Table) -> None:
         labels = {cell.label for cell in self.cells}

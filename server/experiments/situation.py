@@ -14,7 +14,7 @@ from common.models.manifest import manifest_of_base
 from common.study import Study
 from server.evaluation.surface import shuffled_words
 from server.experiments.cache import Cache, Earlier
-from server.experiments.data import RealData
+from server.experiments.data import RealData, RealDocuments
 from server.experiments.federation import SiteDocuments
 from server.experiments.partition import Numbers, Split, partition
 from server.experiments.plan import Cell, Experiment
@@ -105,15 +105,19 @@ class Situation:
         return self._site(f"site-{number + 1:02d}", self.split.sites[number])
 
     def _site(self, name: str, documents: Numbers) -> SiteDocuments:
-        return SiteDocuments.of(name, self.data.train.lines(documents), self.study.privacy.unit)
+        return self._holding(name, self.data.train.at(documents))
 
     def _garbage(self, number: int) -> SiteDocuments:
         """A site whose documents are real words in random order, under the codes that it has."""
         documents = self.data.train.at(self.split.sites[number])
         shuffled = shuffled_words([row["text"] for row in documents.rows], self.seed)
-        return SiteDocuments.of(
-            f"site-{number + 1:02d}", documents.saying(shuffled).lines(range(len(documents))), self.study.privacy.unit
-        )
+        return self._holding(f"site-{number + 1:02d}", documents.saying(shuffled))
+
+    def _holding(self, name: str, documents: RealDocuments) -> SiteDocuments:
+        unit, has_patients = self.study.privacy.unit, self.experiment.data.patient_column is not None
+        if unit == "patient" and not has_patients:
+            documents = documents.of_patients(self.cell.documents_per_patient)
+        return SiteDocuments.of(name, documents.lines(range(len(documents))), unit)
 
 
 @cache

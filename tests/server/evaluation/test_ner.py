@@ -85,6 +85,13 @@ def test_a_file_of_lists_is_read(tmp_path: Path) -> None:
     assert found == Tagged((("Took", "aspirin"),), (("O", "B-Drug"),))
 
 
+def test_a_part_of_a_file_is_read(tmp_path: Path) -> None:
+    rows = [{"tokens": [word], "tags": ["B-Drug"], "split": side} for word, side in (("a", "train"), ("b", "test"))]
+    assert read_tagged(_file(tmp_path, *rows), "--ner", ("split", ("test",))).tokens == (("b",),)
+    with pytest.raises(DataError, match=r"no row whose 'split' is one of \['dev'\] with .* has an entity"):
+        read_tagged(_file(tmp_path, *rows), "--ner", ("split", ("dev",)))
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [

@@ -76,6 +76,8 @@ def test_settings_of_a_grid_come_before_those_of_all_cells() -> None:
         ({"seeds": [1, 1]}, "seeds is [1, 1]"),
         ({"judging": {"measures": ["beauty"]}}, "measures has 'beauty'"),
         ({"judging": {"measures": ["fine-tuned"]}}, "encoder is missing"),
+        ({"judging": {"measures": ["entities"]}}, "data.tagged_file is missing"),
+        ({"grid": [{"label": "one", "documents_per_patient": 3}]}, "privacy.unit isn't 'patient'"),
         ({"judging": {"attribute": "tone"}}, "judging.attribute is 'tone'; the codes have ['topic']"),
         ({"models": {"tiny": {}}}, "either a base or a pretraining"),
         ({"tables": [{"title": "T", "measure": "m", "labels": ["nobody"]}]}, "'T' names 'nobody'"),

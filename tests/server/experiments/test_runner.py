@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from server.experiments.data import RealData
 from server.experiments.federation import SiteDocuments
 from server.experiments.plan import Experiment
 from server.experiments.runner import Runner, read_rows, with_earlier
-from server.experiments.situation import JUDGEMENT, TUNED
+from server.experiments.situation import JUDGEMENT, TUNED, Situation
 from server.experiments.tables import page
 from server.experiments.voting import Votes
-from tests.experiment_data import TOPICS, write_data
+from tests.experiment_data import TAGGED, TOPICS, write_data
 
 QUICK = Path(__file__).parents[2] / "benchmarks" / "paper" / "quick.toml"
+QUICK_DATA = Experiment.load(QUICK).data.model_dump(mode="json")
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +244,7 @@ def _renamed(quick: Path) -> dict[str, Any]:
     [
         ({"data": {"file": "none.jsonl"}}, "none.jsonl"),
         ({"data": {"file": "nhs_feedback_9class.jsonl.gz"}}, "topic"),
+        ({"data": {**QUICK_DATA, "tagged_file": "none.jsonl"}}, "none.jsonl"),
         ({"settings": {"study.training.batch_size": 5000}}, "training.batch_size is 5000"),
         ({"settings": {"partition.sites": 500}}, "would hold 0 documents"),
     ],
@@ -292,6 +295,39 @@ def test_the_command_writes_tables_plot_and_numbers(
     result = CliRunner().invoke(app, [*arguments, "--estimate"])
     assert "of work" in result.stdout
     assert len(read_rows(tmp_path / "out" / "results.jsonl")) == 2
+
+
+def test_a_tagger_is_taught_by_the_corpus(tiny_model: Path, data: Path, tmp_path: Path, cache: Cache) -> None:
+    """Real comments name the things that are to be found; a model that has read nothing doesn't."""
+    experiment = _experiment(
+        tiny_model,
+        ["real documents", "zero-shot"],
+        data={**QUICK_DATA, "tagged_file": TAGGED},
+        judging={"measures": ["entities"]},
+    )
+    report, _ = _run(experiment, data, tmp_path, cache)
+    found = {row.cell: row.numbers for row in report.rows}
+    assert found["real documents"]["entities' macro-F1"] > 0.7
+    assert found["zero-shot"]["entities' macro-F1"] < 0.5
+
+
+def test_patients_are_made_up_at_each_site(tiny_model: Path, data: Path) -> None:
+    patients = {"study.privacy.unit": "patient", "study.privacy.codes_per_unit": 2, "documents_per_patient": 4}
+    experiment = _experiment(tiny_model, grid=[{"label": "patients", **patients}], tables=[])
+    documents = RealData.load(experiment.data, experiment.codes, data)
+    situation = Situation(experiment, documents, experiment.cells[0].cell, 0, Cache(data))
+    for site in (*situation.training_sites, *situation.voting_sites):
+        named = Counter(json.loads(line)["patient"] for line in site.content.splitlines())
+        assert len(named) == site.units == -(-sum(named.values()) // 4)
+        assert max(named.values()) == 4
+
+
+def test_a_patients_cell_is_made_behind_the_doors(tiny_model: Path, data: Path, tmp_path: Path, cache: Cache) -> None:
+    patients = {"study.privacy.unit": "patient", "study.privacy.codes_per_unit": 2, "documents_per_patient": 4}
+    experiment = _experiment(tiny_model, grid=[{"label": "patients", **patients}], tables=[])
+    report, _ = _run(experiment, data, tmp_path, cache)
+    assert not report.failed
+    assert report.rows[0].notes["vote epsilon"] > 0
 
 
 def test_stuffed_votes_go_to_what_the_liar_finds_worst(whole: Any, cache: Cache) -> None:
