@@ -7,8 +7,10 @@ has seen what a prompt is; of the experiment's own documents it has seen none.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +22,15 @@ from common.errors import DataError
 from common.site.formats import read_columns
 from server.experiments.cache import Earlier, OnProgress, Step
 from server.experiments.notes import write_notes
+from server.workspace import write_atomically
 
 if TYPE_CHECKING:
     from server.experiments.situation import Situation
 
 END = "<|end|>"
+
+_KEPT_EVERY = 100
+"""Steps."""
 
 
 class PublicText(Section):
@@ -74,9 +80,9 @@ class PretrainedModel(Step):
         return {"options": self._options.model_dump(mode="json"), "files": files}
 
     def make(self, earlier: Earlier, out: Path, work: Path) -> None:
-        """Learn tokens, then the model."""
+        """Learn tokens, then the model. Goes on after the last hundred whole steps."""
         texts = [text for source in self._options.texts for text in self._texts(source)]
-        loss = pretrain(texts, self._options, out / "model", self.progress)
+        loss = pretrain(texts, self._options, out / "model", work, self.progress)
         write_notes(out, {"loss of pre-training": loss, "texts of pre-training": float(len(texts))})
 
     def _file(self, source: PublicText) -> Path:
@@ -105,9 +111,16 @@ def pretrain(
     texts: Sequence[tuple[str, str]],
     options: Pretraining,
     folder: Path,
+    work: Path,
     progress: OnProgress = lambda _done, _total: None,
 ) -> float:
-    """Make a model of (prompt, text) pairs in ``folder``; returns the mean loss of the last hundred steps."""
+    """Make a model of (prompt, text) pairs in ``folder``; returns the mean loss of the last hundred steps.
+
+    Parameters
+    ----------
+    work
+        Where the state is kept, so that a second call with the same texts and options goes on.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -123,10 +136,7 @@ def pretrain(
             **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id),
         )  # fmt: skip
         model = LlamaForCausalLM(config)
-        losses: list[float] = []
-        for loss in _learning(model, rows, options):
-            losses.append(loss)
-            progress(len(losses), options.steps)
+        losses = _learn(model, rows, options, work / "state.pt", progress)
     folder.mkdir(parents=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -134,17 +144,25 @@ def pretrain(
     return float(np.mean(losses[-100:]))
 
 
-def _learning(model: Any, rows: Sequence[Sequence[int]], options: Pretraining) -> Iterator[float]:
+def _learn(
+    model: Any, rows: Sequence[Sequence[int]], options: Pretraining, state: Path, progress: OnProgress
+) -> list[float]:
     """The loss of every step."""
     import torch
 
     from common.models.architectures import Batch
 
-    chance = np.random.default_rng(options.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.01)
+    losses: list[float] = []
+    if state.exists():
+        kept = torch.load(state, weights_only=True)
+        model.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+        losses = kept["losses"]
     rise = max(1, options.steps // 20)
     model.train()
-    for step, numbers in zip(range(options.steps), _batches([len(row) for row in rows], options, chance), strict=False):
+    batches = _batches([len(row) for row in rows], options, np.random.default_rng(options.seed))
+    for step, numbers in enumerate(islice(batches, len(losses), options.steps), start=len(losses)):
         share = min((step + 1) / rise, (options.steps - step) / max(options.steps - rise, 1))
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * share
@@ -156,7 +174,13 @@ def _learning(model: Any, rows: Sequence[Sequence[int]], options: Pretraining) -
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        yield float(loss.detach())
+        losses.append(float(loss.detach()))
+        progress(len(losses), options.steps)
+        if len(losses) % _KEPT_EVERY == 0:
+            content = io.BytesIO()
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}, content)
+            write_atomically(state, content.getvalue())
+    return losses
 
 
 def _batches(lengths: Sequence[int], options: Pretraining, chance: np.random.Generator) -> Iterator[list[int]]:

@@ -44,6 +44,23 @@ def _study(base: Path, **changes: Any) -> Study:
     return Study.model_validate(study)
 
 
+READ = [("class: a\nText:", f"The patient number {i % 9} was given a drug.") for i in range(60)]
+
+
+def _pretraining(steps: int) -> Pretraining:
+    return Pretraining(
+        texts=(PublicText(file="none"),),
+        vocabulary=320,
+        layers=1,
+        width=32,
+        heads=2,
+        context=48,
+        batch_size=8,
+        steps=steps,
+        learning_rate=1e-2,
+    )
+
+
 def _site(name: str, count: int, offset: int = 0) -> SiteDocuments:
     import json
 
@@ -71,14 +88,27 @@ def test_plain_training_learns_what_sites_hold(tiny_model: Path) -> None:
 
 
 def test_a_pretrained_model_has_learnt_its_text(tmp_path: Path) -> None:
-    texts = [("class: a\nText:", f"The patient number {i % 9} was given a drug.") for i in range(60)]
-    source = (PublicText(file="none"),)
-    options = {"texts": source, "vocabulary": 320, "layers": 1, "width": 32, "heads": 2, "context": 48, "batch_size": 8}
-    short = pretrain(texts, Pretraining(**options, steps=1), tmp_path / "short")
-    long = pretrain(texts, Pretraining(**options, steps=120, learning_rate=1e-2), tmp_path / "long")
+    short = pretrain(READ, _pretraining(1), tmp_path / "short", tmp_path)
+    long = pretrain(READ, _pretraining(90), tmp_path / "long", tmp_path)
     assert long < short - 1.0
     study = _study(tmp_path / "long", generator={"max_tokens": 48}, pool={"max_new_tokens": 8})
     assert len(Generator(study.generator).prompts(study.codes)) == 4
+
+
+def test_pretraining_that_was_killed_goes_on_to_the_same_model(tmp_path: Path) -> None:
+    def until_130(done: int, _: int) -> None:
+        if done == 130:
+            raise KeyboardInterrupt
+
+    options, steps = _pretraining(150), list[int]()
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(READ, options, tmp_path / "none", tmp_path, until_130)
+    resumed = pretrain(READ, options, tmp_path / "resumed", tmp_path, lambda done, _: steps.append(done))
+    assert steps == list(range(101, 151))
+    (tmp_path / "state.pt").unlink()
+    assert pretrain(READ, options, tmp_path / "whole", tmp_path) == resumed
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("resumed", "whole")]
+    assert models[0] == models[1]
 
 
 def test_a_variation_begins_as_what_won_and_goes_on_otherwise(tiny_model: Path) -> None:
