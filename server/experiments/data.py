@@ -96,7 +96,7 @@ class RealData:
         Raises
         ------
         DataError
-            If the file can't be read or has no document on one side.
+            If the file can't be read, has no document on one side, or none of a declared value: that is a misspelling.
         """
         path = folder / options.file
         columns = {name: options.code_columns.get(name, name) for name in codes.names}
@@ -115,6 +115,7 @@ class RealData:
                     f"{path}: no {side} document has a text and values that the codes declare; data.{side} is "
                     f"{list(getattr(options, side))}, and column {options.split_column!r} has {found}"
                 )
+        _check_values(path, table, columns, codes)
         held = _documents(_drawn(sides["train"], options.most), options, columns)
         judges = _documents(_drawn(sides["test"], options.most_test), options, columns).texts("test texts", codes.names)
         judges = without(judges, held.texts("documents", codes.names))
@@ -124,6 +125,20 @@ class RealData:
             folder / options.tagged_file, options.split_column, options.train, options.test
         )
         return cls(held, judges, sentences)
+
+
+def _check_values(
+    path: Path, table: Sequence[Mapping[str, str]], columns: Mapping[str, str], codes: ControlCodes
+) -> None:
+    for attribute in codes.attributes:
+        column = columns[attribute.name]
+        there = {row[column] for row in table}
+        unknown = [value for value in map(str, attribute.values) if value not in there]
+        if unknown:
+            raise DataError(
+                f"{path}: the codes declare {attribute.name} {unknown[0]!r}, which no document has; column {column!r} "
+                f"has {sorted(there)[:20]}"
+            )
 
 
 def _is_declared(row: Mapping[str, str], columns: Mapping[str, str], codes: ControlCodes) -> bool:

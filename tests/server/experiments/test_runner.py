@@ -244,6 +244,10 @@ def _renamed(quick: Path) -> dict[str, Any]:
     [
         ({"data": {"file": "none.jsonl"}}, "none.jsonl"),
         ({"data": {"file": "nhs_feedback_9class.jsonl.gz"}}, "topic"),
+        (
+            {"codes": {"attributes": [{"name": "topic", "values": ["Stuff", "Staff"]}]}},
+            "declare topic 'Stuff'.*'Staff'",
+        ),
         ({"data": {**QUICK_DATA, "tagged_file": "none.jsonl"}}, "none.jsonl"),
         ({"settings": {"study.training.batch_size": 5000}}, "training.batch_size is 5000"),
         ({"settings": {"partition.sites": 500}}, "would hold 0 documents"),
