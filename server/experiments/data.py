@@ -133,7 +133,7 @@ def _check_values(
     for attribute in codes.attributes:
         column = columns[attribute.name]
         there = {row[column] for row in table}
-        unknown = [value for value in map(str, attribute.values) if value not in there]
+        unknown = [value for value in attribute.values if value not in there]
         if unknown:
             raise DataError(
                 f"{path}: the codes declare {attribute.name} {unknown[0]!r}, which no document has; column {column!r} "
