@@ -108,10 +108,10 @@ def _won_back(table: Table, entries: Mapping[str, Mapping[Any, Sequence[Row]]], 
     without, noisy, refined = (spread(entries.get(name, {}).get(column, []), table.measure) for name in names)
     if without is None or noisy is None or refined is None:
         return NOTHING
-    noise = math.hypot(without.deviation, noisy.deviation)
-    gap = without.mean - noisy.mean
-    if abs(gap) <= noise:
-        return f"{NOTHING} (the gap, {gap:+.3f}, is within its noise)"
+    # How much worse the noisy one is.
+    cost = (noisy.mean - without.mean) * (1 if table.measure.startswith(LOWER_IS_BETTER) else -1)
+    if cost <= math.hypot(without.deviation, noisy.deviation):
+        return f"{NOTHING} (what noise costs, {cost:.3f}, is no more than the seeds' spread)"
     return f"{won_back(without, noisy, refined):.0%}"
 
 

@@ -185,16 +185,16 @@ def test_the_papers_way_composes_to_less_than_it_promises(promise: Study) -> Non
     assert 2.0 < matched.epsilon < 3.9
 
 
-def _row(label: str, value: float, seed: int, size: int | None = None) -> Row:
+def _row(label: str, value: float, seed: int, size: int | None = None, measure: str = "accuracy") -> Row:
     chosen = {} if size is None else {"study.pool.size": size}
     return Row(
         experiment="e", cell=label, label=label, chosen=chosen, model="m", seed=seed,
-        settings={"study.pool.size": size or 1, "noise": True, "trains": "strong"}, numbers={"accuracy": value},
+        settings={"study.pool.size": size or 1, "noise": True, "trains": "strong"}, numbers={measure: value},
         notes={}, seconds={}, results={},
     )  # fmt: skip
 
 
-def test_a_gap_is_won_back_in_part_or_is_within_its_noise() -> None:
+def test_a_gap_is_won_back_in_part_or_is_within_the_spread() -> None:
     assert won_back(Spread((0.8,)), Spread((0.4,)), Spread((0.5,))) == pytest.approx(0.25)
     assert math.isnan(won_back(Spread((0.4,)), Spread((0.4,)), Spread((0.5,))))
     # Lower is better: the same rule.
@@ -203,8 +203,20 @@ def test_a_gap_is_won_back_in_part_or_is_within_its_noise() -> None:
     rows_ = [_row(label, value, 0) for label, value in (("no noise", 0.8), ("noise", 0.4), ("refined", 0.6))]
     assert "| share of the gap won back | 50% |" in render_table(table, rows_)
     noisy = [*rows_, _row("noise", 1.6, 1)]
-    assert "is within its noise" in render_table(table, noisy)
+    assert "is no more than the seeds' spread" in render_table(table, noisy)
     assert "0.400 ± 0.849" not in render_table(table, rows_)
+
+
+@pytest.mark.parametrize(("measure", "better", "worse"), [("accuracy", 0.8, 0.4), ("Fréchet distance", 0.1, 0.3)])
+def test_where_noise_costs_nothing_there_is_no_share_of_it(measure: str, better: float, worse: float) -> None:
+    table = Table(title="T", measure=measure, gap=("no noise", "noise", "refined"))
+
+    def shown(no_noise: float, noise: float) -> str:
+        values = {"no noise": no_noise, "noise": noise, "refined": better}
+        return render_table(table, [_row(label, value, 0, measure=measure) for label, value in values.items()])
+
+    assert "| share of the gap won back | 100% |" in shown(better, worse)
+    assert "what noise costs, -" in shown(worse, better)
 
 
 def test_rows_that_a_grid_varies_are_columns_or_rows_of_their_own() -> None:
