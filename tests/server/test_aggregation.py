@@ -67,7 +67,7 @@ def _flower(strategy: Any, sent: Adapter, server_round: int, adapters: Sequence[
             FedAdam(eta=0.2, beta_1=0.5, beta_2=0.9, tau=0.1),
         ),
     ],
-    ids=str,
+    ids=["momentum", "momentum and rate", "adam", "adam with all"],
 )
 def test_the_servers_optimisers_go_the_way_of_flowers(options: dict[str, Any], flower: Any) -> None:
     ours, ours_sent = ServerOptimizer(ServerUpdate.model_validate(options)), _adapter(0)
