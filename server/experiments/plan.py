@@ -155,7 +155,7 @@ class Cell(Section):
         ge=1,
         le=1000,
         description="For studies whose unit is the patient, over documents that name none: at each site, so many of "
-        "them by chance are said to be one patient's.",
+        "them in turn are said to be one patient's.",
     )
     poisoning: Poisoning = Field(
         default="none",
