@@ -113,6 +113,10 @@ class Step(ABC):
         """Write the result into ``out``. What is in ``work`` is there again after a kill."""
 
 
+class CacheInUseError(UserError):
+    """Another experiment is at work in a cache."""
+
+
 class Cache:
     """Results in a folder.
 
@@ -200,14 +204,14 @@ class Cache:
 
         Raises
         ------
-        UserError
+        CacheInUseError
             If another process holds it.
         """
         with (self._folder / ".lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as cause:
-                raise UserError(
+                raise CacheInUseError(
                     f"{self._folder}: another experiment is at work in this cache; wait, or name another with --cache"
                 ) from cause
             yield

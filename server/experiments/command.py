@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from common.errors import UserError
-from server.experiments.cache import Cache
+from server.experiments.cache import Cache, CacheInUseError
 from server.experiments.estimate import in_words
 from server.experiments.plan import Experiment
 from server.experiments.plot import svg
@@ -68,24 +68,39 @@ def run(arguments: Arguments, messages: Console) -> Outcome:
         raise UserError(f"--data {arguments.data}: no such folder; the experiment's text lies there")
     experiment = Experiment.load(arguments.file)
     cache = Cache(arguments.cache or arguments.out / "cache", trusting=arguments.trusting)
-    with cache.held(), _Shown(messages) as shown:
+    with _Shown(messages) as shown:
         runner = Runner(
             experiment, arguments.data, arguments.out, cache, arguments.only, shown.say, shown.done, shown.step
         )
-        estimated = runner.estimate()
-        shown.say(f"{len(runner.tasks)} cells with their seeds; about {in_words(estimated)} of work is left")
-        start = time.monotonic()
         if arguments.estimate_only:
-            return Outcome(Report(), estimated, 0.0, [])
-        shown.total(len(runner.tasks))
-        budget = None if arguments.budget_hours is None else arguments.budget_hours * 3600
-        report = Report()
-        try:
-            runner.run(budget, report)
-        finally:
-            # Also where somebody interrupts it: what is there is shown.
-            files = _written(experiment, runner, report, arguments.out)
+            return Outcome(Report(), _estimated_beside_others(runner, cache, shown), 0.0, [])
+        with cache.held():
+            estimated = _estimated(runner, shown)
+            start = time.monotonic()
+            shown.total(len(runner.tasks))
+            budget = None if arguments.budget_hours is None else arguments.budget_hours * 3600
+            report = Report()
+            try:
+                runner.run(budget, report)
+            finally:
+                # Also where somebody interrupts it: what is there is shown.
+                files = _written(experiment, runner, report, arguments.out)
     return Outcome(report, estimated, time.monotonic() - start, files)
+
+
+def _estimated_beside_others(runner: Runner, cache: Cache, shown: _Shown) -> float:
+    """Asking costs nothing while another experiment is at work in the cache; only no model is tried out then."""
+    try:
+        with cache.held():
+            return _estimated(runner, shown)
+    except CacheInUseError:
+        return _estimated(runner, shown, patient=False)
+
+
+def _estimated(runner: Runner, shown: _Shown, *, patient: bool = True) -> float:
+    seconds = runner.estimate(patient=patient)
+    shown.say(f"{len(runner.tasks)} cells with their seeds; about {in_words(seconds)} of work is left")
+    return seconds
 
 
 def _written(experiment: Experiment, runner: Runner, report: Report, out: Path) -> Sequence[Path]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -265,17 +265,14 @@ class Experiment(Section):
 
     @classmethod
     def load(cls, path: Path) -> Experiment:
-        """Read an experiment's file; what it leaves out is taken from the file that it ``extends``, if it names one.
+        """Read an experiment's file; what it leaves out is taken from the file that it ``extends``, and so on.
 
         Raises
         ------
         UserError
             With one sentence that names the file, the field, the value and what would be accepted.
         """
-        content = load_model(_Tables, path, UserError).model_extra or {}
-        if "extends" in content:
-            common = load_model(_Tables, path.parent / str(content.pop("extends")), UserError).model_extra or {}
-            content = _merged(common, content)
+        content = _with_what_it_extends(path)
         try:
             return cls.model_validate(content)
         except ValidationError as error:
@@ -342,6 +339,16 @@ class _Tables(BaseModel):
     """A file as it is, before its experiment is looked at."""
 
     model_config = ConfigDict(extra="allow")
+
+
+def _with_what_it_extends(path: Path, readers: Sequence[Path] = ()) -> dict[str, Any]:
+    if path.resolve() in readers:
+        raise UserError(f"{path}: extends leads back to this file; a file can extend others only that don't extend it")
+    content = load_model(_Tables, path, UserError).model_extra or {}
+    if "extends" not in content:
+        return content
+    other = path.parent / str(content.pop("extends"))
+    return _merged(_with_what_it_extends(other, [*readers, path.resolve()]), content)
 
 
 def _merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,9 +129,15 @@ class Runner:
             missing(task.chain, cache)
         out.mkdir(parents=True, exist_ok=True)
 
-    def estimate(self) -> float:
-        """Seconds that all tasks will take; what they share counts once."""
-        estimates, counted, total = Estimates(self._cache), set[str](), 0.0
+    def estimate(self, *, patient: bool = True) -> float:
+        """Seconds that all tasks will take; what they share counts once.
+
+        Parameters
+        ----------
+        patient
+            Whether a model that nothing was measured of is tried out, which takes seconds and needs the cache held.
+        """
+        estimates, counted, total = Estimates(self._cache, patient=patient), set[str](), 0.0
         for task in self.tasks:
             new = {key: step for key, step in missing(task.chain, self._cache).items() if key not in counted}
             counted |= set(new)

@@ -100,6 +100,33 @@ def test_a_file_that_isnt_there_or_isnt_toml_is_a_clear_error(tmp_path: Path) ->
         Experiment.load(tmp_path / "bad.toml")
 
 
+def test_what_a_file_leaves_out_is_taken_from_the_one_it_extends_and_so_on(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "first.toml").write_text(
+        'title = "First"\nname = "first"\nseeds = [5]\n'
+        '[codes]\nattributes = [{ name = "topic", values = ["a", "b"] }]\n'
+        '[data]\nfile = "data.jsonl"\n[models.tiny]\nbase = "package:none"\n'
+        "[settings.study]\nprivacy = { epsilon = 8.0, delta = 1e-4 }\npool = { size = 100 }\n"
+    )
+    (tmp_path / "deep" / "second.toml").write_text(
+        'extends = "first.toml"\nname = "second"\n[settings.study.pool]\nsize = 200\nmax_new_tokens = 9\n'
+    )
+    (tmp_path / "third.toml").write_text(
+        'extends = "deep/second.toml"\nname = "third"\ngrid = [{ label = "one", "study.pool.size" = 300 }]\n'
+    )
+    found = Experiment.load(tmp_path / "third.toml")
+    assert (found.name, found.title, found.seeds) == ("third", "First", (5,))
+    assert found.cells[0].cell.template.pool.size == 300
+    assert found.cells[0].cell.template.pool.max_new_tokens == 9
+
+
+def test_files_that_extend_each_other_are_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text('extends = "two.toml"\n')
+    (tmp_path / "two.toml").write_text('extends = "./one.toml"\n')
+    with pytest.raises(UserError, match=r"one\.toml: extends leads back to this file"):
+        Experiment.load(tmp_path / "one.toml")
+
+
 @pytest.mark.parametrize("file", sorted(PAPER.glob("*.toml")), ids=lambda file: file.stem)
 def test_every_experiment_of_the_paper_can_be_read(file: Path) -> None:
     experiment = Experiment.load(file)

@@ -296,6 +296,10 @@ def test_the_command_writes_tables_plot_and_numbers(
     assert (tmp_path / "out" / "results.svg").read_text(encoding="utf-8").count("<svg") == 1
     text = (tmp_path / "out" / "RESULTS.md").read_text(encoding="utf-8")
     assert "pre-trained here on other public text" in text
+    with Cache(tmp_path / "out" / "cache").held():
+        result = CliRunner().invoke(app, [*arguments, "--estimate"])
+        assert "of work" in result.stdout
+        assert "another experiment is at work" in str(CliRunner().invoke(app, arguments).exception)
     result = CliRunner().invoke(app, [*arguments, "--estimate"])
     assert "of work" in result.stdout
     assert len(read_rows(tmp_path / "out" / "results.jsonl")) == 2
