@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from common.errors import DataError, FedcorpusError, LedgerError
 from common.privacy import second_opinion
 from common.privacy.accounting import describe, described, joint_epsilon
-from common.site.ledger import FORMAT, Event, follow_chain
+from common.site.journal import FORMAT, Event, follow_chain
 from common.site.plan import remaining_plan, site_plan
 from common.study import Study
 from server.summary import SiteSummary, Summary, read_summary

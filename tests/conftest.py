@@ -15,6 +15,14 @@ from tests.tiny_model import make_tiny_model
 torch.set_num_threads(1)
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Bytes are named by their length: what gzip writes differs from second to second.
+
+    Processes that share the tests out have to agree on their names.
+    """
+    return f"{len(val)}-bytes" if isinstance(val, bytes) else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _a_coordinator_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Commands that tests start remember ledgers in a folder of the tests, not in the developer's own."""

@@ -15,7 +15,8 @@ from rich.console import Console
 from common.errors import DataError, LedgerError
 from common.privacy.accounting import SubsampledGaussian, describe
 from common.site.config import Site
-from common.site.ledger import Ledger, chain_hash
+from common.site.journal import chain_hash
+from common.site.ledger import Ledger
 from common.site.plan import remaining_plan, strong_plan
 from common.study import Study
 from server.server_app import open_run, run_study

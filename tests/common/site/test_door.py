@@ -153,7 +153,7 @@ def test_the_newest_answer_replaces_what_was_kept(tmp_path: Path) -> None:
     for round_ in (1, 2, 3):
         Door(site).release(_train(round_), compute)
     with Ledger.of(site) as ledger:
-        assert ledger._all("SELECT COUNT(*) FROM kept") == [(1,)]
+        assert ledger._journal._all("SELECT COUNT(*) FROM kept") == [(1,)]
     assert not np.array_equal(compute.tasks[1].kept["moments"], compute.tasks[2].kept["moments"])
 
 
@@ -162,7 +162,7 @@ def test_what_was_kept_may_not_be_changed(tmp_path: Path, statement: str) -> Non
     site, compute = _site(tmp_path, "strong"), Computer(keeps=True)
     Door(site).release(_train(1), compute)
     with Ledger.of(site) as ledger:
-        ledger._database.execute(statement)
+        ledger._journal._database.execute(statement)
     with pytest.raises(LedgerError, match="kept was changed"):
         Door(site).release(_train(2), compute)
 

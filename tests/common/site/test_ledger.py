@@ -25,10 +25,12 @@ from common.privacy.noise import discrete_gaussian
 from common.privacy.values import ExactCounts
 from common.protocol import CandidatePool, VoteRequest
 from common.site import door as door_module
+from common.site import journal as journal_module
 from common.site import ledger as ledger_module
 from common.site.config import Site
 from common.site.door import Answer, Compute, Door, Task
-from common.site.ledger import Event, Ledger, follow_chain
+from common.site.journal import Event, follow_chain
+from common.site.ledger import Ledger
 from common.site.plan import site_plan
 from common.study import Study
 
@@ -88,7 +90,7 @@ def _kinds(site: Site) -> list[str]:
 
 def _die_at(line: int) -> None:
     """From now on, this process is killed when the door or the ledger comes to its ``line``-th line."""
-    watched = {door_module.__file__, ledger_module.__file__, protocol.__file__}
+    watched = {door_module.__file__, ledger_module.__file__, journal_module.__file__, protocol.__file__}
     seen = 0
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
@@ -163,8 +165,8 @@ def _store_unreserved(
     assert not kept
     content = {"site": site, "study": study, "run": run, "key": key, "digest": digest, "parts": parts}
     content |= {"sha256": hashlib.sha256(released).hexdigest()}
-    with ledger._transaction():
-        ledger._append("release", content, site, study, run, key, released=released)
+    with ledger._journal.transaction():
+        ledger._journal.append("release", content, site, study, run, key, released=released)
 
 
 # Many processes
@@ -268,7 +270,7 @@ def test_a_ledger_of_another_version_is_not_started_anew(tmp_path: Path) -> None
     with pytest.raises(LedgerError, match="holds table 'reservation'"):
         _answer(old)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ledger_module, "FORMAT", 99)
+        patch.setattr(journal_module, "FORMAT", 99)
         _answer(future)
     with pytest.raises(LedgerError, match="not a ledger of format 2"):
         _answer(future)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from common.site.ledger import chain_hash
+from common.site.journal import chain_hash
 from server.bundle import files
 from server.bundle import verify as verify_module
 from server.bundle.files import Facts
