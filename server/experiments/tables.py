@@ -34,7 +34,12 @@ class Spread:
         return stdev(self.values) if len(self.values) > 1 else 0.0
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} ± {self.deviation:.3f}" if len(self.values) > 1 else f"{self.mean:.3f}"
+        return f"{self}"
+
+    def __format__(self, sign: str) -> str:
+        """``+`` writes the mean's sign whatever it is."""
+        mean = f"{self.mean:{sign}.3f}"
+        return f"{mean} ± {self.deviation:.3f}" if len(self.values) > 1 else mean
 
 
 def spread(rows: Iterable[Row], measure: str) -> Spread | None:
@@ -84,13 +89,14 @@ def columns_of(entries: Mapping[str, Mapping[Any, Sequence[Row]]]) -> list[Any]:
 def render_table(table: Table, rows: Sequence[Row]) -> str:
     """One table; what isn't there yet is a dash."""
     entries = entries_of(table, rows)
-    columns, short = columns_of(entries), (table.columns or "").rpartition(".")[2]
-    heads = ["", *([table.measure] if table.columns is None else [f"{short} {value}" for value in columns])]
+    columns = columns_of(entries)
+    heads = ["", *([table.measure] if table.columns is None else [_head(table.columns, value) for value in columns])]
     body = [
         [name, *(_shown(spread(own.get(column, []), table.measure)) for column in columns)]
         for name, own in entries.items()
     ]
     if table.gap is not None:
+        body.append(["gain by refinement, seed by seed", *(_gain(table, entries, column) for column in columns)])
         body.append(["share of the gap won back", *(_won_back(table, entries, column) for column in columns)])
     what = "" if table.columns is None else f"{escaped(table.measure)}, mean ± standard deviation over seeds.\n\n"
     paper = f"\nIn the paper: {escaped(table.paper)}\n" if table.paper else ""
@@ -103,6 +109,15 @@ def won_back(without: Spread, noisy: Spread, refined: Spread) -> float:
     return (refined.mean - noisy.mean) / gap if gap else math.nan
 
 
+def _gain(table: Table, entries: Mapping[str, Mapping[Any, Sequence[Row]]], column: Any) -> str:
+    """Refined less noisy, with the same seed: documents, adapter and pool are the same then, only the votes are new."""
+    names = (table.gap or ("", "", ""))[1:]
+    noisy, refined = ({row.seed: row for row in entries.get(name, {}).get(column, [])} for name in names)
+    both = [(noisy[seed].numbers, refined[seed].numbers) for seed in noisy if seed in refined]
+    differences = [after[table.measure] - before[table.measure] for before, after in both if table.measure in after]
+    return f"{Spread(tuple(differences)):+}" if differences else NOTHING
+
+
 def _won_back(table: Table, entries: Mapping[str, Mapping[Any, Sequence[Row]]], column: Any) -> str:
     names = table.gap or ("", "", "")
     without, noisy, refined = (spread(entries.get(name, {}).get(column, []), table.measure) for name in names)
@@ -113,6 +128,11 @@ def _won_back(table: Table, entries: Mapping[str, Mapping[Any, Sequence[Row]]], 
     if cost <= math.hypot(without.deviation, noisy.deviation):
         return f"{NOTHING} (what noise costs, {cost:.3f}, is no more than the seeds' spread)"
     return f"{won_back(without, noisy, refined):.0%}"
+
+
+def _head(columns: str, value: Any) -> str:
+    setting = columns.rpartition(".")[2]
+    return str(value) if setting == "name" else f"{setting} {value}"
 
 
 def _conditions(experiment: Experiment, rows: Sequence[Row], documents: Mapping[str, int]) -> str:

@@ -207,6 +207,18 @@ def test_a_gap_is_won_back_in_part_or_is_within_the_spread() -> None:
     assert "0.400 ± 0.849" not in render_table(table, rows_)
 
 
+def test_what_refinement_gains_is_told_seed_by_seed() -> None:
+    """Seeds differ by far more than refinement changes, and by as much in both."""
+    rows_ = [_row("noise", 0.3, 0), _row("noise", 0.7, 1), _row("refined", 0.35, 0), _row("refined", 0.77, 1)]
+    table = Table(title="T", measure="accuracy", gap=("no noise", "noise", "refined"))
+    assert "| gain by refinement, seed by seed | +0.060 ± 0.014 |" in render_table(table, rows_)
+    # A seed that only one of both has doesn't count.
+    assert "seed by seed | +0.050 |" in render_table(table, rows_[:3])
+    assert "seed by seed | – |" in render_table(table, rows_[:2])
+    swapped = Table(title="T", measure="accuracy", gap=("no noise", "refined", "noise"))
+    assert "seed by seed | -0.060 ± 0.014 |" in render_table(swapped, rows_)
+
+
 @pytest.mark.parametrize(("measure", "better", "worse"), [("accuracy", 0.8, 0.4), ("Fréchet distance", 0.1, 0.3)])
 def test_where_noise_costs_nothing_there_is_no_share_of_it(measure: str, better: float, worse: float) -> None:
     table = Table(title="T", measure=measure, gap=("no noise", "noise", "refined"))
