@@ -5,37 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from common.protocol import CandidatePool
 from common.study import Study
 from server.assembly import assemble_corpus
 from server.corpus import CorpusText, write_corpus
-from server.experiments.cache import Earlier, Step
+from server.experiments.cache import Earlier, Step, code_sha256
 from server.experiments.federation import phase_study
 from server.experiments.notes import write_notes
 from server.experiments.places import embedder_of, embedder_sha256
-from server.experiments.pooling import loaded, pool_name, pool_of, votes_name
+from server.experiments.pooling import pool_name, pool_of, votes_name
 from server.experiments.situation import CORPUS, TUNED, Situation
 from server.experiments.tuning import Tuned
 from server.experiments.voting import Votes
-from server.generation import OnText, SyntheticText, TextSampler
+from server.experiments.written import KeptTexts
 from server.strategies.profile_and_vote import Ballots
 from server.workspace import Workspace
 
-_SOURCES = (
-    "server/aggregate.py",
-    "server/assembly.py",
-    "server/sizes.py",
-    "server/smoothing.py",
-    "server/generation.py",
-    "server/decoding",
-    "server/filters.py",
-    "server/seen.py",
-)
+_WRITING = ("server/generation.py", "server/decoding", "server/filters.py", "server/seen.py")
+
+_SOURCES = ("server/aggregate.py", "server/assembly.py", "server/sizes.py", "server/smoothing.py", *_WRITING)
 
 
 class Corpus(Step):
@@ -64,7 +55,7 @@ class Corpus(Step):
 
     def inputs(self, earlier: Earlier) -> dict[str, Any]:
         """The study's part and earlier results."""
-        situation, last = self._situation, self._situation.cell.iterations
+        situation, last = self._situation, self._last
         smoothed = situation.study.corpus.smoothing == "kernel"
         embedder = embedder_sha256(situation.study.voting.embedder) if smoothed else None
         named = {name: earlier[name].sha256 for name in (TUNED, pool_name(last), votes_name(last)) if name in earlier}
@@ -72,7 +63,7 @@ class Corpus(Step):
 
     def make(self, earlier: Earlier, out: Path, work: Path) -> None:
         """As `server.server_app.run_study` has it."""
-        situation, last = self._situation, self._situation.cell.iterations
+        situation, last = self._situation, self._last
         study = self._study(situation.base(earlier))
         pool = pool_of(earlier[pool_name(last)])
         votes = Ballots({}, {})
@@ -83,11 +74,22 @@ class Corpus(Step):
         if not profiles and not votes.profiles:
             # Nobody was asked anything: all codes alike.
             profiles = [np.ones(len(study.codes), dtype=np.int64)]
-        sampler = _WhenNeeded(study, pool, earlier)
-        corpus = assemble_corpus(study, pool, profiles, votes, cast(TextSampler, sampler))
+        sampler = KeptTexts(situation.cache.written, self._writing(earlier), study, pool, earlier)
+        corpus = assemble_corpus(study, pool, profiles, votes, sampler)
         write_corpus(Workspace(out), study.codes, corpus.texts)
         origins = Counter(text.origin for text in corpus.texts)
         write_notes(out, {f"corpus: {name}": float(origins[name]) for name in ("candidate", "top-up", "repeat")})
+
+    def _writing(self, earlier: Earlier) -> dict[str, Any]:
+        """What a fresh text hangs on: not the votes, nor what is done with it."""
+        study = {name: value for name, value in self._part.items() if name in ("generator", "pool", "codes")}
+        named = {name: earlier[name].sha256 for name in (TUNED, pool_name(self._last)) if name in earlier}
+        model = self._situation.base_sha256(earlier)
+        return {"study": study, "made": named, "model": model, "code": code_sha256(_WRITING)}
+
+    @property
+    def _last(self) -> int:
+        return self._situation.cell.iterations
 
     @cached_property
     def _part(self) -> dict[str, Any]:
@@ -137,19 +139,3 @@ class RealCorpus(Step):
             if code is not None:
                 texts.append(CorpusText(rows[i]["text"], code, "candidate"))
         write_corpus(Workspace(out), codes, texts)
-
-
-class _WhenNeeded:
-    """A sampler that loads the generator when it is asked for a text; mostly it isn't."""
-
-    def __init__(self, study: Study, pool: CandidatePool, earlier: Earlier) -> None:
-        self._study, self._pool, self._earlier = study, pool, earlier
-
-    def sample(self, wanted: NDArray[np.int64], on_text: OnText, *, series: str) -> list[SyntheticText]:
-        """As `TextSampler.sample`."""
-        if not wanted.sum():
-            return []
-        sampler = TextSampler(loaded(self._study, self._earlier.get(TUNED)), self._study)
-        pairs = zip(self._pool.texts, self._pool.codes, strict=True)
-        sampler.remember(SyntheticText(text, int(code)) for text, code in pairs)
-        return sampler.sample(wanted, on_text, series=series)

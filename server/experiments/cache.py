@@ -146,6 +146,11 @@ class Cache:
         return self._folder / "sites"
 
     @property
+    def written(self) -> Path:
+        """Where texts are kept that generators wrote beside their pools."""
+        return self._folder / "written"
+
+    @property
     def vectors(self) -> Path:
         """Where vectors of texts are kept."""
         return self._folder / "vectors"
