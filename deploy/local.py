@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import signal
 import socket
 import ssl
 import subprocess
@@ -31,14 +29,13 @@ from typing import Any, BinaryIO
 from common.errors import FederationError
 from deploy.app import stage_app
 from deploy.certificates import Certificates, make_certificates
+from deploy.process_family import ProcessFamily
 
 HOST = "127.0.0.1"
 CONNECTION = "local-federation"
 SUPERLINK = "superlink"
 
 START_SECONDS = 90.0
-STOP_SECONDS = 10.0
-KILL_SECONDS = 5.0
 COMMAND_SECONDS = 120.0
 LOG_TAIL = 3000
 
@@ -47,9 +44,6 @@ RESERVED_NAMES = ("superlink", "cli", "server")
 
 _NODE_IS_ONLINE = b"SuperNode ID:"
 """What a SuperNode logs once the SuperLink has let it in. Asking the SuperLink would start a process each time."""
-
-_MARKER = "FEDCORPUS_FEDERATION"
-"""In the environment of all processes we start, and so of their children, whatever session they are in."""
 
 _DROPPED = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME")
 
@@ -124,10 +118,8 @@ class LocalFederation:
         self._app = app.resolve() if app else None
         self._environment = Path(sys.executable).parent
         self._port = _free_port()
-        self._marker = secrets.token_hex(16)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes = ProcessFamily()
         self._log_starts: dict[str, int] = {}
-        self._family: frozenset[_Process] = frozenset()
         self._certificates: Certificates | None = None
 
     @classmethod
@@ -233,47 +225,12 @@ class LocalFederation:
 
     def require_alive(self) -> None:
         """Raise FederationError if a process that should run has ended, naming it and its last lines."""
-        for name in list(self._processes):
+        for name in self._processes.names:
             self._require_alive(name)
 
     def stop(self) -> None:
-        """End every process that this federation started, and their children; first gently, then for good.
-
-        Interrupted while it waits, it ends them for good at once.
-        """
-        try:
-            self._end_gently()
-        finally:
-            self._end_for_good()
-
-    def _end_gently(self) -> None:
-        # Before the first signal: who started whom is lost once parents are gone.
-        self._alive()
-        for child in reversed(self._processes.values()):
-            child.terminate()
-        deadline = time.monotonic() + STOP_SECONDS
-        for child in self._processes.values():
-            _wait(child, deadline)
-        while (left := self._alive()) and time.monotonic() < deadline:
-            for process in left:
-                _signal(process.pid, signal.SIGTERM)
-            time.sleep(0.2)
-
-    def _end_for_good(self) -> None:
-        deadline = time.monotonic() + KILL_SECONDS
-        while (left := self._alive()) and time.monotonic() < deadline:
-            for process in left:
-                _signal(process.pid, signal.SIGKILL)
-            time.sleep(0.05)
-        for child in self._processes.values():
-            child.kill()
-            _wait(child, deadline)
-
-    def _alive(self) -> list[_Process]:
-        """Processes of ours that run now; remembered, so that one whose parent ends stays known as ours."""
-        family = _family(f"{_MARKER}={self._marker}".encode(), self._family)
-        self._family = frozenset(entry.process for entry in family)
-        return [entry.process for entry in family if not entry.ended]
+        """End every process that this federation started, and their children."""
+        self._processes.end()
 
     def _start(self) -> None:
         self._work.mkdir(parents=True, exist_ok=True)
@@ -317,15 +274,8 @@ class LocalFederation:
             raise FederationError(f"{executable}: not there; {name!r} needs an environment with fedcorpus installed")
         with self._open_log(name) as log:
             self._log_starts[name] = log.tell()
-            self._processes[name] = subprocess.Popen(
-                [str(executable), *command[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self._home(name),
-                env=self._variables(name, environment),
-                start_new_session=True,
-            )
+            variables = self._variables(name, environment)
+            self._processes.start(name, [str(executable), *command[1:]], log, self._home(name), variables)
 
     def _variables(self, name: str, environment: Path) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if key not in _DROPPED}
@@ -333,7 +283,7 @@ class LocalFederation:
             "FLWR_HOME": str(self._home(name)),
             "PATH": f"{environment}{os.pathsep}{os.environ.get('PATH', '')}",
         }
-        return _PREFERRED | kept | _FORCED | own | {_MARKER: self._marker}
+        return {**_PREFERRED, **kept, **_FORCED, **own, **self._processes.variables}
 
     def _home(self, name: str) -> Path:
         """A folder of its own for each process: Flower's settings, and a working folder with no code in it."""
@@ -398,12 +348,10 @@ class LocalFederation:
         return _NODE_IS_ONLINE in self._log(name).read_bytes()[self._log_starts[name] :]
 
     def _require_alive(self, name: str) -> None:
-        process = self._processes.get(name)
-        if process is None:
+        if name not in self._processes.names:
             raise FederationError(f"{name!r} isn't running; use the federation in a with statement")
-        if process.poll() is None:
-            return
-        raise FederationError(f"{self._title(name)} ended with exit code {process.returncode}:\n{self.log_tail(name)}")
+        if (code := self._processes.exit_code(name)) is not None:
+            raise FederationError(f"{self._title(name)} ended with exit code {code}:\n{self.log_tail(name)}")
 
     def _title(self, name: str) -> str:
         return name if name == SUPERLINK else f"site {name!r}"
@@ -431,54 +379,6 @@ class LocalFederation:
             errors = finished.stderr.decode(errors="replace")
             raise FederationError(f"flwr {arguments[0]} gave no answer: {(output + errors).strip()[-LOG_TAIL:]}")
         return answer
-
-
-@dataclass(frozen=True)
-class _Process:
-    """One process; its start time tells it from a later one with the same id."""
-
-    pid: int
-    started: int
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """What the kernel says of a process. One that has ended may still lead the session of others."""
-
-    process: _Process
-    ended: bool
-    parent: int
-    session: int
-    marked: bool
-
-
-def _family(marker: bytes, known: frozenset[_Process]) -> list[_Entry]:
-    """Processes that carry the marker or are known, and what they started or lead the session of."""
-    entries = [entry for path in Path("/proc").glob("[0-9]*") if (entry := _read_entry(path, marker))]
-    ours = {entry.process.pid for entry in entries if entry.marked or entry.process in known}
-    grown = True
-    while grown:
-        more = {e.process.pid for e in entries if e.parent in ours or e.session in ours} - ours
-        ours |= more
-        grown = bool(more)
-    return [entry for entry in entries if entry.process.pid in ours]
-
-
-def _read_entry(path: Path, marker: bytes) -> _Entry | None:
-    """None if the process is gone, or somebody else's and hidden."""
-    try:
-        # The name in parentheses may hold spaces and parentheses itself.
-        fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        ended = fields[0] in ("Z", "X")
-        return _Entry(
-            process=_Process(int(path.name), started=int(fields[19])),
-            ended=ended,
-            parent=int(fields[1]),
-            session=int(fields[3]),
-            marked=not ended and marker in (path / "environ").read_bytes().split(b"\0"),
-        )
-    except (OSError, IndexError):
-        return None
 
 
 def _json_in(output: str) -> dict[str, Any] | None:
@@ -510,17 +410,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
-    try:
-        process.wait(max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return

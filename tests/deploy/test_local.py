@@ -117,9 +117,9 @@ def _leaving_nothing(federation: LocalFederation) -> Iterator[LocalFederation]:
     """Enter it, and check afterwards every process that was seen to descend from its own."""
     with federation:
         yield federation
-        seen = federation._alive()
+        seen = federation._processes.alive()
         assert seen
-    assert not federation._alive()
+    assert not federation._processes.alive()
     left = [process for process in seen if _started(process.pid) == process.started]
     assert not left, [Path(f"/proc/{process.pid}/cmdline").read_bytes() for process in left]
 
@@ -189,7 +189,7 @@ def test_a_simulation_carries_messages_and_takes_rays_processes_with_it(
             time.sleep(0.1)
         replies = json.loads(out.read_text())
         assert [reply["word"] for reply in replies] == [reply["setting"] for reply in replies] == [WORD, WORD]
-        titles = {Path(f"/proc/{process.pid}/comm").read_text().strip() for process in federation._alive()}
+        titles = {Path(f"/proc/{process.pid}/comm").read_text().strip() for process in federation._processes.alive()}
         assert {"raylet", "gcs_server"} <= titles
         assert any(title.startswith("ray::Dash") for title in titles), "an agent that overwrote its environment"
         assert run_id
@@ -219,7 +219,7 @@ def test_a_site_that_is_not_let_in_is_named_with_its_last_words(
     federation = LocalFederation.deployment(tmp_path / "work", [SiteProcess("east", tmp_path / "east.toml", BIN)])
     with pytest.raises(FederationError, match=r"(?s)site 'east' ended with exit code \d+:\n.+"), federation:
         pass
-    assert not federation._alive()
+    assert not federation._processes.alive()
 
 
 @pytest.mark.e2e
@@ -230,49 +230,7 @@ def test_a_process_that_dies_at_the_start_is_named_with_its_last_words(tmp_path:
         taken.listen()
         with pytest.raises(FederationError, match=r"superlink ended with exit code \d+"), federation:
             pass
-    assert not federation._alive()
-
-
-def test_a_child_without_marker_or_parent_is_found_and_a_stranger_is_not(tmp_path: Path) -> None:
-    """The parent ends, the child has a new session and an empty environment: as Ray's agents, only worse."""
-    federation = LocalFederation.simulation(tmp_path, 1)
-    orphan = (
-        "import subprocess, time; subprocess.Popen(['sleep', '60'], env={}, start_new_session=True); time.sleep(60)"
-    )
-    with (
-        subprocess.Popen([sys.executable, "-c", orphan], env=federation._variables("x", BIN)) as parent,
-        subprocess.Popen(["sleep", "60"], env={local._MARKER: "another federation's"}) as stranger,
-    ):
-        deadline = time.monotonic() + 10
-        while len(federation._alive()) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        parent.kill()
-        parent.wait()
-        assert len(federation._alive()) == 1
-        federation.stop()
-        assert not federation._alive()
-        assert stranger.poll() is None
-        stranger.kill()
-
-
-def test_an_interrupt_while_stopping_still_ends_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = LocalFederation.simulation(tmp_path, 1)
-    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
-    with subprocess.Popen(
-        [sys.executable, "-c", stubborn], env=federation._variables("x", BIN), stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        federation._processes["x"] = child
-
-        def interrupted(*_: object) -> None:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(local, "_wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            federation.stop()
-        assert child.poll() is not None
+    assert not federation._processes.alive()
 
 
 def test_no_process_phones_home_or_installs_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
