@@ -10,7 +10,8 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_strong.gradients import GRADIENTS, PerSampleGradients, check_gradients
+from client_strong.gradient_check import GRADIENTS, check_gradients
+from client_strong.gradients import PerSampleGradients
 from client_strong.trainer import TrainingDocuments, train_round
 from common import study as studies
 from common.errors import AdapterMismatchError, PrivacyError

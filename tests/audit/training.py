@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from client_strong.gradients import FusedGradients
+from client_strong.fused import FusedGradients
 from client_strong.trainer import TrainingDocuments, train_round
 from common.models.generator import Batch, Generator
 from common.privacy.accounting import StrongPlan

@@ -128,7 +128,7 @@ def _round(folder: Path) -> list[float]:
 def _step(folder: Path) -> Callable[[Any], object]:
     import torch
 
-    from client_strong.gradients import FusedGradients
+    from client_strong.fused import FusedGradients
     from client_strong.trainer import AdapterOptimizer, noisy_gradient
     from common.models.generator import Generator
     from common.privacy.accounting import DiscreteGaussian, StrongPlan, SubsampledGaussian

@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from client_strong import fused, head_losses, products, trainer
 from client_strong import gradients as gradients_module
-from client_strong import head_losses, products, trainer
-from client_strong.gradients import FusedGradients, OpacusGradients, PerSampleGradients
+from client_strong.fused import FusedGradients
+from client_strong.gradients import OpacusGradients, PerSampleGradients
 from client_strong.trainer import AdapterOptimizer, TrainingDocuments, noisy_gradient
 from common.models import architectures
 from common.models import generator as generator_module
@@ -57,7 +58,7 @@ COMPARED = ("plain", "fused-checkpointed", "opacus", "ghost", "lattice")
 MEMORY_METHODS = ("plain", "fused", "fused-checkpointed", *(() if QUICK else ("plain-checkpointed", "opacus", "ghost")))
 
 MEASURED = (
-    gradients_module, head_losses, products, trainer, architectures, generator_module, noise, shapes,
+    gradients_module, fused, head_losses, products, trainer, architectures, generator_module, noise, shapes,
     sys.modules[__name__],
 )  # fmt: skip
 TIME_LIMITS = {"smollm2": 0.90, "gpt2": 0.95}

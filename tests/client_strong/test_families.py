@@ -12,7 +12,9 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from client_strong.gradients import FusedGradients, OpacusGradients, check_gradients
+from client_strong.fused import FusedGradients
+from client_strong.gradient_check import check_gradients
+from client_strong.gradients import OpacusGradients
 from client_strong.trainer import TrainingDocuments, train_round
 from common.errors import ModelError
 from common.models.generator import Batch, Generator, document_losses

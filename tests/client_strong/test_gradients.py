@@ -12,15 +12,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from client_strong import gradients as module
-from client_strong.gradients import (
-    GRADIENTS,
-    FusedGradients,
-    Gradient,
-    OpacusGradients,
-    PerSampleGradients,
-    check_gradients,
-)
+from client_strong import fused
+from client_strong.fused import FusedGradients
+from client_strong.gradient_check import GRADIENTS, check_gradients
+from client_strong.gradients import Gradient, OpacusGradients, PerSampleGradients, Slots
 from common.errors import ModelError
 from common.models.architectures import architecture_of
 from common.models.generator import Batch, Generator, document_losses
@@ -125,7 +120,7 @@ def test_an_adapter_far_below_a_bfloat16_weight_is_still_seen(tiny_model: Path) 
     """As in the first steps: one of a thousandth of the weights, which a merged weight in bfloat16 rounds away."""
     generator = _generator(tiny_model, rank=8, dtype="bfloat16")
     layer = FusedGradients(generator)._layers[0]
-    samples = module._Samples(module._Slots.of(generator.trained), 1, {1}, torch.device("cpu"))
+    samples = fused._Samples(Slots.of(generator.trained), 1, {1}, torch.device("cpu"))
     with torch.no_grad():
         layer.weight.fill_(1.0)
         layer.b.fill_(1e-4)
@@ -134,7 +129,7 @@ def test_an_adapter_far_below_a_bfloat16_weight_is_still_seen(tiny_model: Path) 
         x = torch.ones(1, 1, 32, dtype=torch.bfloat16)
         layer.weight[:, ::2] = -1.0
         expected = layer.module(x)
-        assert _apart(module._fused_forward(layer, samples, x).float().numpy(), expected.float().numpy()) < 0.01
+        assert _apart(fused._fused_forward(layer, samples, x).float().numpy(), expected.float().numpy()) < 0.01
         merged = layer.weight + (layer.scaling * layer.b @ layer.a).to(torch.bfloat16)
         assert torch.equal(x @ merged.t(), torch.zeros_like(expected)), "twin: merged, it is lost"
 
@@ -447,7 +442,7 @@ def test_the_self_test_sees_one_wrong_parameter_of_a_fresh_adapter(
 ) -> None:
     """B is zero at first, and with it every gradient of A: the test has to look elsewhere."""
     generator = Generator(Study.model_validate(small_study(tiny_model, generator={"lora": "plain"})).generator)
-    add = module._Samples.add
+    add = fused._Samples.add
     name = f"base_model.model.model.layers.0.self_attn.k_proj.lora_{letter}.default.weight"
     wrong = generator.trained[name]
 
@@ -457,7 +452,7 @@ def test_the_self_test_sees_one_wrong_parameter_of_a_fresh_adapter(
         add(self, parameter, left, right, 1.0 if parameter is wrong else scaling)
 
     check_gradients(generator, FusedGradients(generator))
-    monkeypatch.setattr(module._Samples, "add", without_scaling)
+    monkeypatch.setattr(fused._Samples, "add", without_scaling)
     with pytest.raises(ModelError, match=rf"k_proj\.lora_{letter}.*deviates by 0\.[1-9].*refuses to train"):
         check_gradients(generator, FusedGradients(generator))
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client_strong import trainer
-from client_strong.gradients import FusedGradients
+from client_strong.fused import FusedGradients
 from client_strong.trainer import (
     AdapterOptimizer,
     TrainingDocuments,
