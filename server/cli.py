@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from pydantic import BaseModel
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from common.errors import ExitCode, FedcorpusError
@@ -191,58 +189,14 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """What a study costs, before anything is touched: noise and joint epsilon of a site of each tier."""
-    from common.site.plan import saved_by_joint_accounting, strong_plan, weak_plan
     from common.study import Study
-    from server.report import at_most
+    from server.planning import planned, rendered
 
-    loaded = Study.load(study)
-    size = size_class or loaded.federation.min_documents
-    strong, weak = strong_plan(loaded, size), weak_plan(loaded)
-    saved = saved_by_joint_accounting(loaded, size)
-    rows = [
-        ("strong", f"{strong.training.steps} steps at q={strong.training.sample_rate:.4g}",
-         f"Gaussian, multiplier {strong.training.noise_multiplier:.4f}", strong.epsilon, strong.delta),
-        ("strong", "profile", f"discrete Gaussian, scale {strong.profile.scale:.3f}", strong.epsilon, strong.delta),
-        ("weak", f"ballot, R={weak.votes.cells_per_unit}",
-         f"discrete Gaussian, scale {weak.votes.scale:.3f}", weak.epsilon, weak.delta),
-        ("weak", "profile", f"discrete Gaussian, scale {weak.profile.scale:.3f}", weak.epsilon, weak.delta),
-    ]  # fmt: skip
-    over_a_round = loaded.training.steps**0.5
-    signal = loaded.training.batch_size / strong.training.noise_multiplier
+    found = planned(Study.load(study), size_class)
     if as_json:
-        keys = ("tier", "release", "noise", "joint_epsilon", "delta")
-        releases = [dict(zip(keys, row, strict=True)) for row in rows]
-        accounting = loaded.privacy.accounting
-        typer.echo(
-            json.dumps(
-                {
-                    "study": loaded.sha256,
-                    "accounting": accounting,
-                    "releases": releases,
-                    "joint_saves": saved,
-                    "step_signal_to_noise_times_root_of_weights": signal,
-                }
-            )
-        )
-        return
-    title = f"Study {loaded.name}: what each site would release (size class {size})"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("tier", "release", "noise", "ε of all", "δ"):
-        table.add_column(heading)
-    for tier, release, noise, epsilon, delta in rows:
-        table.add_row(tier, release, noise, at_most(epsilon), f"{delta:g}")
-    screen.print(table)
-    own = "this study" if loaded.privacy.accounting == "joint" else "not this study"
-    screen.print(
-        Text(
-            f"One promise for all of a site's releases ({own}) needs {saved['strong']:.1%} less training noise, "
-            f"{saved['weak']:.1%} less vote noise\nand {saved['profile']:.0%} less profile noise than the paper's way, "
-            f"which splits the same epsilon and delta\nand adds (profile: {loaded.privacy.paper_profile_share:.0%}).\n"
-            f"A training step's signal is at most {signal:.3g}/√d of its noise, with d trained weights (a million: "
-            f"{signal / 1000:.2g});\nover a round {over_a_round:.3g} times that, and over n sites √n times."
-        ),
-        soft_wrap=True,
-    )
+        typer.echo(json.dumps(found.as_json()))
+    else:
+        screen.print(rendered(found), soft_wrap=True)
 
 
 @app.command()

@@ -187,6 +187,13 @@ def test_plan_says_what_a_study_costs(good: Path) -> None:
     assert planned["joint_saves"]["profile"] > 0.3
     assert [r["tier"] for r in releases] == ["strong", "strong", "weak", "weak"]
     assert all(7.5 < r["joint_epsilon"] <= 8 for r in releases)
+    assert planned["max_units"] == 1_000_000
+
+
+def test_plan_says_how_much_a_weak_site_can_claim(good: Path) -> None:
+    _edit(good / "study.toml", "[federation]", "[federation]\nmax_units = 2500")
+    said = " ".join(_fedcorpus("plan", "study.toml", cwd=good).stdout.split())
+    assert "A weak site counts for up to 2,500 units, whether it has them or not" in said
 
 
 def test_plan_prints_what_joint_accounting_saves_over_the_papers_split(good: Path) -> None:
