@@ -127,7 +127,7 @@ def _won_back(table: Table, entries: Mapping[str, Mapping[Any, Sequence[Row]]], 
     cost = (noisy.mean - without.mean) * (1 if table.measure.startswith(LOWER_IS_BETTER) else -1)
     if cost <= math.hypot(without.deviation, noisy.deviation):
         return f"{NOTHING} (what noise costs, {cost:.3f}, is no more than the seeds' spread)"
-    return f"{won_back(without, noisy, refined):.0%}"
+    return f"{won_back(without, noisy, refined):.0%} of {cost:.3f}"
 
 
 def _head(columns: str, value: Any) -> str:

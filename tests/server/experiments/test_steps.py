@@ -201,7 +201,7 @@ def test_a_gap_is_won_back_in_part_or_is_within_the_spread() -> None:
     assert won_back(Spread((0.1,)), Spread((0.3,)), Spread((0.2,))) == pytest.approx(0.5)
     table = Table(title="T", measure="accuracy", gap=("no noise", "noise", "refined"))
     rows_ = [_row(label, value, 0) for label, value in (("no noise", 0.8), ("noise", 0.4), ("refined", 0.6))]
-    assert "| share of the gap won back | 50% |" in render_table(table, rows_)
+    assert "| share of the gap won back | 50% of 0.400 |" in render_table(table, rows_)
     noisy = [*rows_, _row("noise", 1.6, 1)]
     assert "is no more than the seeds' spread" in render_table(table, noisy)
     assert "0.400 ± 0.849" not in render_table(table, rows_)
@@ -227,7 +227,7 @@ def test_where_noise_costs_nothing_there_is_no_share_of_it(measure: str, better:
         values = {"no noise": no_noise, "noise": noise, "refined": better}
         return render_table(table, [_row(label, value, 0, measure=measure) for label, value in values.items()])
 
-    assert "| share of the gap won back | 100% |" in shown(better, worse)
+    assert f"| share of the gap won back | 100% of {abs(better - worse):.3f} |" in shown(better, worse)
     assert "what noise costs, -" in shown(worse, better)
 
 
