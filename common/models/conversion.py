@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common.errors import ModelError
@@ -19,7 +20,8 @@ def converted(gguf: Path, sha256: str, convert: Callable[[Path, Path], None]) ->
     """Folder of the converted model, its files as they were when they were written.
 
     The folder is named after what it was made from. That it still is what was written is checked against a manifest
-    beside it: this finds damage, not a person who may write there.
+    beside it: this finds damage, not a person who may write there. Processes that want the same model at the same time
+    convert it once, and the others wait.
 
     Parameters
     ----------
@@ -39,8 +41,19 @@ def converted(gguf: Path, sha256: str, convert: Callable[[Path, Path], None]) ->
     target = cache / f"gguf-{sha256}"
     if _is_whole(target):
         return target
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=cache) as folder:
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _alone(cache / ".lock"):
+            # Another process may have made it meanwhile.
+            if not _is_whole(target):
+                _make(gguf, target, convert)
+    except OSError as cause:
+        raise ModelError(f"{target}: the converted model can't be put there ({cause.strerror})") from cause
+    return target
+
+
+def _make(gguf: Path, target: Path, convert: Callable[[Path, Path], None]) -> None:
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as folder:
         building = Path(folder) / "new"
         building.mkdir()
         convert(gguf, building)
@@ -48,15 +61,16 @@ def converted(gguf: Path, sha256: str, convert: Callable[[Path, Path], None]) ->
         if target.exists():
             log.warning("%s: the converted model was damaged; it is made anew", target)
             # A process that reads from it keeps what it has opened.
-            with contextlib.suppress(OSError):
-                target.rename(Path(folder) / "damaged")
-        try:
-            building.rename(target)
-        except OSError as cause:
-            # Another process may have been first; its folder holds the same model.
-            if not _is_whole(target):
-                raise ModelError(f"{target}: the converted model can't be put there ({cause.strerror})") from cause
-    return target
+            target.rename(Path(folder) / "damaged")
+        building.rename(target)
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One process at a time; the lock of one that dies is free."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _is_whole(folder: Path) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from typing import IO
 
 import pytest
 import torch
@@ -33,6 +37,10 @@ class _Converter:
             (folder / name).write_text(f"{gguf.name} {name}")
 
 
+def _kept(cache: Path) -> set[str]:
+    return {found.name for found in cache.iterdir()} - {".lock"}
+
+
 def test_it_is_made_once_for_the_same_bytes(cache: Path) -> None:
     convert = _Converter()
     first = converted(Path("a.gguf"), "1" * 64, convert)
@@ -40,7 +48,7 @@ def test_it_is_made_once_for_the_same_bytes(cache: Path) -> None:
     assert convert.calls == 1
     assert converted(Path("a.gguf"), "2" * 64, convert) != first
     assert convert.calls == 2
-    assert {folder.name for folder in cache.iterdir()} == {f"gguf-{digit * 64}" for digit in "12"}, "nothing half-made"
+    assert _kept(cache) == {f"gguf-{digit * 64}" for digit in "12"}, "nothing half-made"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +71,7 @@ def test_damage_is_noticed_and_made_good(damage: Callable[[Path], object], cache
     assert converted(Path("a.gguf"), "1" * 64, convert) == folder
     assert convert.calls == 2
     assert Manifest.of(folder) == Manifest.recorded(folder) == whole
-    assert [found.name for found in cache.iterdir()] == [folder.name]
+    assert _kept(cache) == {folder.name}
 
 
 def test_a_conversion_that_fails_leaves_nothing(cache: Path) -> None:
@@ -73,17 +81,40 @@ def test_a_conversion_that_fails_leaves_nothing(cache: Path) -> None:
 
     with pytest.raises(ModelError):
         converted(Path("a.gguf"), "1" * 64, broken)
-    assert list(cache.iterdir()) == []
+    assert _kept(cache) == set()
 
 
-def test_one_who_was_slower_takes_what_is_there() -> None:
-    convert = _Converter()
+def test_two_who_want_it_at_once_make_it_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    convert, begun, waiting, flock = _Converter(), Event(), Event(), fcntl.flock
 
-    def overtaken(gguf: Path, folder: Path) -> None:
-        converted(gguf, "1" * 64, convert)
+    def slow(gguf: Path, folder: Path) -> None:
+        begun.set()
+        # Without a lock nobody ever waits, and both make it.
+        waiting.wait(timeout=5)
         convert(gguf, folder)
 
-    assert Manifest.recorded(converted(Path("a.gguf"), "1" * 64, overtaken)) is not None
+    def noticed(file: IO[str], operation: int) -> None:
+        if begun.is_set():
+            waiting.set()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", noticed)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(converted, Path("a.gguf"), "1" * 64, slow)
+        begun.wait()
+        second = threads.submit(converted, Path("a.gguf"), "1" * 64, slow)
+        assert first.result() == second.result()
+    assert convert.calls == 1
+    assert not caplog.records, "nothing was damaged"
+
+
+def test_a_cache_that_cannot_be_written_to_is_one_sentence(cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file where the folder belongs")
+    with pytest.raises(ModelError, match="the converted model can't be put there"):
+        converted(Path("a.gguf"), "1" * 64, _Converter())
 
 
 def test_a_gguf_folder_loads_as_the_model_it_was_made_from(
