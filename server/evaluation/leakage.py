@@ -142,6 +142,11 @@ def exposure(canary: float, references: Floats) -> float:
     return float(np.log2((len(references) + 1) / rank))
 
 
+def mean_exposure(canaries: Floats, references: Floats) -> float:
+    """Bits, over several canaries with the same references; see `exposure`."""
+    return float(np.mean([exposure(float(score), references) for score in canaries]))
+
+
 def shared_characters(texts: Sequence[str], documents: Sequence[str]) -> NDArray[np.int64]:
     """Characters of the longest run that each text shares with any document, int64 ``(texts,)``; case doesn't count.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from server.experiments.assembling import Corpus, RealCorpus
+from server.experiments.attacks import Attacks
 from server.experiments.cache import Cache, Made, OnProgress, Step
 from server.experiments.judging import Judgement
 from server.experiments.pooling import pools_and_votes
@@ -28,10 +29,17 @@ def chain_of(situation: Situation, data: Path) -> Sequence[Step]:
     return (
         *pretrained(situation, data),
         *tuning(situation),
+        *_attacks(situation),
         *pools_and_votes(situation, Vote),
         Corpus(situation),
         Judgement(situation),
     )
+
+
+def _attacks(situation: Situation) -> Sequence[Step]:
+    """Where leaks are measured and there is a model that learnt."""
+    wanted = "leaks" in situation.experiment.judging.measures and situation.cell.trains != "nobody"
+    return (Attacks(situation),) if wanted else ()
 
 
 def missing(chain: Sequence[Step], cache: Cache) -> dict[str, Step]:

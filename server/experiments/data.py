@@ -70,6 +70,10 @@ class RealDocuments:
         rows = tuple({**row, "text": text} for row, text in zip(self.rows, texts, strict=True))
         return RealDocuments(rows, self.columns)
 
+    def and_also(self, rows: Sequence[Mapping[str, str]]) -> RealDocuments:
+        """These and further ones, which partitions know nothing of."""
+        return RealDocuments((*self.rows, *rows), self.columns) if rows else self
+
     def texts(self, name: str, attributes: Sequence[str]) -> Texts:
         """All of them as an evaluation reads them."""
         labels = {attribute: tuple(row[attribute] for row in self.rows) for attribute in attributes}

@@ -14,7 +14,7 @@ from typing import Any
 from server.experiments.cache import Cache, Earlier, Step
 from server.experiments.situation import MODEL, Situation
 
-_TRIED = ("tuning", "plain-tuning", "pool", "variations", "corpus")
+_TRIED = ("tuning", "plain-tuning", "attacks", "pool", "variations", "corpus")
 """Kinds of steps whose time is the model's."""
 
 _GUESSES = {"model": 3e-10, "votes": 5e-3, "judgement": 2e-2, "corpus": 1e-2, "real": 1.0}

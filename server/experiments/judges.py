@@ -14,15 +14,19 @@ from typing import TypeAlias
 
 import numpy as np
 
-from server.evaluation import distances, mauve, ner, surface, utility
+from server.evaluation import distances, leakage, mauve, ner, surface, utility
 from server.evaluation.texts import Texts
 from server.evaluation.vectors import Vectors
+from server.experiments.canaries import Canaries
 from server.experiments.sentences import LabelledSentences
 
 Numbers: TypeAlias = Iterator[tuple[str, float]]
 Judge: TypeAlias = Callable[["Judged"], Numbers]
 
-LOWER_IS_BETTER = ("Fréchet distance", "codes off", "near duplicates", "exact duplicates", "lengths off")
+LEAKS = ("membership", "members found", "texts nearer", "exposure", "canaries")
+"""How names of numbers begin that tell of leaks."""
+
+LOWER_IS_BETTER = ("Fréchet distance", "codes off", "near duplicates", "exact duplicates", "lengths off", *LEAKS)
 """How names of numbers begin that are good when they are small."""
 
 
@@ -40,6 +44,10 @@ class Judged:
         Folder of an encoder to fine-tune.
     sentences
         With their entities, for taggers.
+    attacked
+        As many documents that were learnt from as test texts; None if leaks aren't measured, or nobody learnt.
+    canaries
+        Secrets that were planted among the documents.
     most
         Texts a side that are compared.
     """
@@ -51,6 +59,8 @@ class Judged:
     vectors: Vectors
     encoder: Path | None
     sentences: LabelledSentences | None
+    attacked: tuple[Texts, Texts] | None
+    canaries: Canaries | None
     most: int
     seed: int
 
@@ -147,6 +157,26 @@ def entities(judged: Judged) -> Numbers:
     yield "entities' macro-F1", ner.macro_f1(test.tags, found.tags).value
 
 
+def leaks(judged: Judged) -> Numbers:
+    """What the corpus tells of the documents; what the model does, `server.experiments.attacks` has."""
+    if judged.attacked is None:
+        return
+    corpus = judged.vectors(judged.sides[0].texts)
+    inside, outside = (judged.vectors(side.texts) for side in judged.attacked)
+    to_inside, to_outside = (distances.nearest_two(corpus, side)[:, 0] for side in (inside, outside))
+    yield "texts nearer to documents", leakage.nearer_share(to_inside, to_outside).value
+    near = [distances.nearest_two(side, corpus)[:, 0] for side in (inside, outside)]
+    attack = leakage.membership(-near[0], -near[1], judged.seed)
+    yield "membership AUC, corpus", attack.auc.value
+    if attack.tpr is not None:
+        yield "members found at 1 %, corpus", attack.tpr.value
+    if judged.canaries is not None:
+        scores = leakage.canary_scores(judged.canaries.all, judged.corpus.texts)
+        planted, references = np.split(scores, [len(judged.canaries.planted)])
+        yield "exposure, corpus", leakage.mean_exposure(planted, references)
+        yield "canaries in the corpus", float((planted == 1).sum())
+
+
 JUDGES: Mapping[str, Judge] = {
     "tfidf": tfidf,
     "features": features,
@@ -157,6 +187,7 @@ JUDGES: Mapping[str, Judge] = {
     "wording": wording,
     "next-token": next_token,
     "entities": entities,
+    "leaks": leaks,
 }
 
 

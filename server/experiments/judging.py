@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ from server.evaluation.texts import Texts
 from server.evaluation.vectors import Vectors
 from server.experiments.cache import Earlier, Made, Step
 from server.experiments.judges import Judged, judge
+from server.experiments.notes import write_numbers
 from server.experiments.places import embedder_of, embedder_sha256, folder_of
 from server.experiments.sentences import LabelledSentences
 from server.experiments.situation import CORPUS, JUDGEMENT, Situation
-from server.workspace import Workspace, write_atomically
-
-_FILE = "numbers.json"
+from server.workspace import Workspace
 
 
 class Judgement(Step):
@@ -55,6 +53,7 @@ class Judgement(Step):
             "embedder": embedder_sha256(judging.embedder),
             "attribute": situation.experiment.judged,
             "unseen": list(situation.unseen),
+            "attacked": self._attacked,
             "entities": None if self._sentences is None else self._sentences.sha256,
             "seed": situation.seed,
         }
@@ -70,10 +69,20 @@ class Judgement(Step):
             vectors=Vectors(embedder_of(judging.embedder), situation.vectors),
             encoder=None if judging.encoder is None else folder_of(judging.encoder),
             sentences=self._sentences,
+            attacked=situation.attacked if self._attacked else None,
+            canaries=situation.canaries if self._attacked else None,
             most=judging.most,
             seed=situation.seed,
         )
-        write_atomically(out / _FILE, json.dumps(judge(judged, judging.measures), indent=1).encode())
+        write_numbers(out, judge(judged, judging.measures))
+
+    @property
+    def _attacked(self) -> list[str] | None:
+        """Whose documents leaks are looked for of; None if it isn't measured, or nobody learnt from any."""
+        situation = self._situation
+        if "leaks" not in situation.experiment.judging.measures or not situation.training_sites:
+            return None
+        return [site.sha256 for site in situation.training_sites]
 
     @property
     def _sentences(self) -> LabelledSentences | None:
@@ -88,9 +97,3 @@ class Judgement(Step):
             name: tuple(codes.combinations[code][place] for _, code in kept) for place, name in enumerate(codes.names)
         }
         return Texts("corpus", tuple(text for text, _ in kept), labels)
-
-
-def numbers_of(judgement: Made) -> dict[str, float]:
-    """The numbers, by name."""
-    found: dict[str, float] = json.loads((judgement.folder / _FILE).read_bytes())
-    return found

@@ -162,6 +162,16 @@ class Cell(Section):
         description="What one weak site does to the vote. stuffed: all it may on a few candidates of every code. "
         "inverted: votes against what its documents are near to. garbage: holds texts without sense.",
     )
+    canaries: int = Field(
+        default=0,
+        ge=0,
+        le=200,
+        description="Made-up secrets that are planted among the documents of the first site that trains, for the "
+        "measure 'leaks'.",
+    )
+    canary_copies: int = Field(
+        default=1, ge=1, le=1000, description="Documents that say each of them; to studies of that unit, one patient's."
+    )
     study: dict[str, Any] = Field(default_factory=dict, description="Settings of the study, by section.")
 
     @model_validator(mode="after")
@@ -178,6 +188,8 @@ class Cell(Section):
             )
         if self.poisoning != "none" and self.votes == "nobody":
             raise ValueError(f"poisoning is {self.poisoning!r}, of votes; votes is 'nobody'")
+        if self.canaries and (self.trains == "nobody" or self.source == "documents"):
+            raise ValueError(f"canaries is {self.canaries}, and nobody trains who could learn them")
         return self
 
     @cached_property
@@ -257,6 +269,12 @@ class Experiment(Section):
     def cells(self) -> tuple[NamedCell, ...]:
         """All cells, in the order of the file."""
         return tuple(cell for number, row in enumerate(self.grid, 1) for cell in self._cells_of(row, number))
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """Settings of a cell about which nothing is said but what has to be."""
+        study = {"codes": self.codes.model_dump(), "privacy": {"epsilon": 1.0, "delta": 1e-6}}
+        return Cell(label="", model="", study=study).settings
 
     @property
     def judged(self) -> str:

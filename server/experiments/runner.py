@@ -18,8 +18,7 @@ from server.experiments.chain import chain_of, missing, run_chain
 from server.experiments.data import RealData
 from server.experiments.estimate import Estimates, in_words
 from server.experiments.federation import quiet
-from server.experiments.judging import numbers_of
-from server.experiments.notes import read_notes
+from server.experiments.notes import read_notes, read_numbers
 from server.experiments.plan import Experiment, NamedCell
 from server.experiments.situation import JUDGEMENT, MODEL, Situation
 
@@ -208,7 +207,7 @@ class Runner:
             model=named.cell.model,
             seed=situation.seed,
             settings=named.cell.settings,
-            numbers=numbers_of(made[JUDGEMENT]),
+            numbers=read_numbers(made.values()),
             notes=read_notes(made.values()),
             seconds={name: result.seconds for name, result in made.items()},
             results={name: result.sha256 for name, result in made.items()},
@@ -229,9 +228,16 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def with_earlier(experiment: Experiment, rows: Sequence[Row], earlier: Sequence[Row]) -> list[Row]:
-    """Rows of this run, and the last ones of earlier runs for cells that this one didn't come to."""
+    """Rows of this run, and the last ones of earlier runs for cells that this one didn't come to.
+
+    A row of before there was some setting counts where that has its default: such settings change nothing.
+    """
     settings = {cell.name: cell.cell.settings for cell in experiment.cells}
-    last = {(row.cell, row.seed): row for row in earlier if row.settings == settings.get(row.cell)}
+    last = {
+        (row.cell, row.seed): row
+        for row in earlier
+        if row.cell in settings and {**experiment.defaults, **row.settings} == settings[row.cell]
+    }
     last |= {(row.cell, row.seed): row for row in rows}
     places = {name: place for place, name in enumerate(settings)}
     return sorted(last.values(), key=lambda row: (places[row.cell], row.seed))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -13,8 +14,10 @@ import numpy as np
 from common.models.manifest import manifest_of_base
 from common.study import Study
 from server.evaluation.surface import shuffled_words
+from server.evaluation.texts import Texts
 from server.experiments.cache import Cache, Earlier
-from server.experiments.data import RealData, RealDocuments
+from server.experiments.canaries import Canaries
+from server.experiments.data import PATIENT, RealData, RealDocuments
 from server.experiments.federation import SiteDocuments
 from server.experiments.partition import Numbers, Split, partition
 from server.experiments.plan import Cell, Experiment
@@ -62,10 +65,29 @@ class Situation:
     @cached_property
     def training_sites(self) -> Sequence[SiteDocuments]:
         """The sites that train."""
-        numbers = {"strong": sorted(self.split.strong), "all": range(len(self.split.sites)), "nobody": ()}
-        if self.cell.trains == "pooled":
-            return [self._site("pooled", np.arange(len(self.data.train)))]
-        return [self._numbered(number) for number in numbers[self.cell.trains]]
+        planted = list(self._planted)
+        return [
+            self._holding(name, self.data.train.at(documents), planted if place == 0 else ())
+            for place, (name, documents) in enumerate(self._training.items())
+        ]
+
+    @cached_property
+    def canaries(self) -> Canaries | None:
+        """Secrets of the first site that trains, under the code that most of its documents have."""
+        if not self.cell.canaries:
+            return None
+        first = self.data.train.at(next(iter(self._training.values()))).rows
+        names = self.experiment.codes.names
+        code = Counter(tuple(row[name] for name in names) for row in first).most_common(1)[0][0]
+        return Canaries.made_up(self.cell.canaries, dict(zip(names, code, strict=True)), self.seed)
+
+    @cached_property
+    def attacked(self) -> tuple[Texts, Texts]:
+        """As many documents that were learnt from as test texts, for attacks: members, and others."""
+        documents = self.data.train.at(np.concatenate(list(self._training.values())))
+        members, others = documents.texts("documents", self.experiment.codes.names), self.data.test
+        number = min(self.experiment.judging.most, len(members), len(others))
+        return members.drawn(number, self.seed), others.drawn(number, self.seed)
 
     @cached_property
     def voting_sites(self) -> Sequence[SiteDocuments]:
@@ -101,23 +123,39 @@ class Situation:
         dumped["generator"].pop("base")
         return dumped
 
-    def _numbered(self, number: int) -> SiteDocuments:
-        return self._site(f"site-{number + 1:02d}", self.split.sites[number])
+    @cached_property
+    def _training(self) -> Mapping[str, Numbers]:
+        """Documents of the sites that train, by the site's name."""
+        numbers = {"strong": sorted(self.split.strong), "all": range(len(self.split.sites)), "nobody": ()}
+        if self.cell.trains == "pooled":
+            return {"pooled": np.arange(len(self.data.train))}
+        return {_name(number): self.split.sites[number] for number in numbers[self.cell.trains]}
 
-    def _site(self, name: str, documents: Numbers) -> SiteDocuments:
-        return self._holding(name, self.data.train.at(documents))
+    @property
+    def _planted(self) -> Iterator[Mapping[str, str]]:
+        if self.canaries is not None:
+            has_patients = self.study.privacy.unit == "patient" or self.experiment.data.patient_column is not None
+            yield from self.canaries.rows(self.cell.canary_copies, PATIENT if has_patients else None)
+
+    def _numbered(self, number: int) -> SiteDocuments:
+        return self._holding(_name(number), self.data.train.at(self.split.sites[number]))
 
     def _garbage(self, number: int) -> SiteDocuments:
         """A site whose documents are real words in random order, under the codes that it has."""
         documents = self.data.train.at(self.split.sites[number])
         shuffled = shuffled_words([row["text"] for row in documents.rows], self.seed)
-        return self._holding(f"site-{number + 1:02d}", documents.saying(shuffled))
+        return self._holding(_name(number), documents.saying(shuffled))
 
-    def _holding(self, name: str, documents: RealDocuments) -> SiteDocuments:
+    def _holding(self, name: str, documents: RealDocuments, planted: Sequence[Mapping[str, str]] = ()) -> SiteDocuments:
         unit, has_patients = self.study.privacy.unit, self.experiment.data.patient_column is not None
         if unit == "patient" and not has_patients:
             documents = documents.of_patients(self.cell.documents_per_patient)
+        documents = documents.and_also(planted)
         return SiteDocuments.of(name, documents.lines(range(len(documents))), unit)
+
+
+def _name(number: int) -> str:
+    return f"site-{number + 1:02d}"
 
 
 @cache

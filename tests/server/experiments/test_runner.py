@@ -220,6 +220,18 @@ def test_one_cell_alone_can_be_asked_for_and_results_of_others_stay(
         Runner(experiment, data, tmp_path, cache, only=["one-shot"])
 
 
+def test_rows_of_before_there_was_a_setting_count_where_it_has_its_default(whole: Any) -> None:
+    experiment, report, _, _ = whole
+    older = [
+        row.model_copy(update={"settings": {k: v for k, v in row.settings.items() if k != "poisoning"}})
+        for row in report.rows
+    ]
+    found = {row.cell for row in with_earlier(experiment, [], older)}
+    poisoned = {cell.name for cell in experiment.cells if cell.cell.poisoning != "none"}
+    assert poisoned
+    assert found == {row.cell for row in report.rows} - poisoned
+
+
 def test_a_failing_cell_is_told_and_the_others_are_made(
     tiny_model: Path, data: Path, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
