@@ -74,7 +74,7 @@ class Situation:
     @cached_property
     def canaries(self) -> Canaries | None:
         """Secrets of the first site that trains, under the code that most of its documents have."""
-        if not self.cell.canaries:
+        if not self.cell.canaries or not self._training:
             return None
         first = self.data.train.at(next(iter(self._training.values()))).rows
         names = self.experiment.codes.names
