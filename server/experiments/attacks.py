@@ -1,8 +1,7 @@
 """The step that attacks a fine-tuned model: which documents did it learn from, and which canaries does it know?
 
-The attacker has the adapter, which is released, and the documents to decide about: as strong as one of a generator
-can be. It goes by how much likelier fine-tuning made a text than the base model had it, so that a text which is likely
-anyway isn't taken for a member.
+The attacker has the adapter, which is released, and the documents to decide about. It goes by how much likelier
+fine-tuning made a text than the base model had it, so that a text which is likely anyway isn't taken for a member.
 """
 
 from __future__ import annotations

@@ -189,7 +189,10 @@ class Cell(Section):
         if self.poisoning != "none" and self.votes == "nobody":
             raise ValueError(f"poisoning is {self.poisoning!r}, of votes; votes is 'nobody'")
         if self.canaries and (self.trains == "nobody" or self.source == "documents"):
-            raise ValueError(f"canaries is {self.canaries}, and nobody trains who could learn them")
+            raise ValueError(
+                f"canaries is {self.canaries}, and nobody trains who could learn them; trains has to be another than "
+                "'nobody', and source 'generator'"
+            )
         return self
 
     @cached_property
