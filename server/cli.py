@@ -352,6 +352,9 @@ def run_experiment(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Name or label of a cell; may be repeated. Default: all.")
     ] = None,
+    only_missing: Annotated[
+        bool, typer.Option("--only-missing", help="Leave out what results.jsonl in OUT has, whoever made it.")
+    ] = False,
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Folder of what cells share, also with others. Default: OUT/cache.")
     ] = None,
@@ -365,7 +368,7 @@ def run_experiment(
     from server.experiments.command import Arguments, run
     from server.experiments.view import render_outcome
 
-    arguments = Arguments(file, data, out, budget_hours, only or (), cache, trust_cache, estimate)
+    arguments = Arguments(file, data, out, budget_hours, only or (), only_missing, cache, trust_cache, estimate)
     outcome = run(arguments, messages)
     if as_json:
         typer.echo(json.dumps(outcome.as_json()))

@@ -30,6 +30,7 @@ class Arguments:
     out: Path
     budget_hours: float | None = None
     only: Sequence[str] = ()
+    only_missing: bool = False
     cache: Path | None = None
     trusting: bool = False
     estimate_only: bool = False
@@ -70,8 +71,9 @@ def run(arguments: Arguments, messages: Console) -> Outcome:
     cache = Cache(arguments.cache or arguments.out / "cache", trusting=arguments.trusting)
     with _Shown(messages) as shown:
         runner = Runner(
-            experiment, arguments.data, arguments.out, cache, arguments.only, shown.say, shown.done, shown.step
-        )
+            experiment, arguments.data, arguments.out, cache, arguments.only, only_missing=arguments.only_missing,
+            say=shown.say, on_done=shown.done, on_progress=shown.step,
+        )  # fmt: skip
         if arguments.estimate_only:
             return Outcome(Report(), _estimated_beside_others(runner, cache, shown), 0.0, [])
         with cache.held():

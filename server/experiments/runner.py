@@ -89,6 +89,8 @@ class Runner:
         Folder of the results.
     only
         Names or labels of cells; none named means all.
+    only_missing
+        Leave out what the folder has a row of, also if the cache lacks it: to go on with another machine's rows.
     say
         Called with what goes on.
     on_done
@@ -109,6 +111,8 @@ class Runner:
         out: Path,
         cache: Cache,
         only: Sequence[str] = (),
+        *,
+        only_missing: bool = False,
         say: Say = lambda _: None,
         on_done: Callable[[int], None] = lambda _: None,
         on_progress: OnProgress = lambda _done, _total: None,
@@ -117,10 +121,12 @@ class Runner:
         self._say, self._on_done, self._on_progress = say, on_done, on_progress
         documents = RealData.load(experiment.data, experiment.codes, data)
         self.documents = documents
+        there = set(_last(experiment, read_rows(out / RESULTS))) if only_missing else set()
         self.tasks = [
             Task(named, situation, chain_of(situation, data))
             for named in _chosen(experiment, only)
             for seed in experiment.seeds
+            if (named.name, seed) not in there
             for situation in [Situation(experiment, documents, named.cell, seed, cache)]
         ]
         for task in self.tasks:
@@ -228,19 +234,23 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def with_earlier(experiment: Experiment, rows: Sequence[Row], earlier: Sequence[Row]) -> list[Row]:
-    """Rows of this run, and the last ones of earlier runs for cells that this one didn't come to.
+    """Rows of this run, and the last ones of earlier runs for cells that this one didn't come to."""
+    last = _last(experiment, earlier) | {(row.cell, row.seed): row for row in rows}
+    places = {cell.name: place for place, cell in enumerate(experiment.cells)}
+    return sorted(last.values(), key=lambda row: (places[row.cell], row.seed))
+
+
+def _last(experiment: Experiment, rows: Sequence[Row]) -> dict[tuple[str, int], Row]:
+    """Cell and seed -> the last row that was made with the settings that the cell has now.
 
     A row of before there was some setting counts where that has its default: such settings change nothing.
     """
     settings = {cell.name: cell.cell.settings for cell in experiment.cells}
-    last = {
+    return {
         (row.cell, row.seed): row
-        for row in earlier
+        for row in rows
         if row.cell in settings and {**experiment.defaults, **row.settings} == settings[row.cell]
     }
-    last |= {(row.cell, row.seed): row for row in rows}
-    places = {name: place for place, name in enumerate(settings)}
-    return sorted(last.values(), key=lambda row: (places[row.cell], row.seed))
 
 
 def _append(path: Path, row: Row) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 from server.experiments.estimate import in_words
 from server.experiments.judges import LOWER_IS_BETTER
 from server.experiments.plan import Experiment, Table, name_of
+from server.experiments.pooling import pool_name
 from server.experiments.runner import Report, Row
+from server.experiments.situation import TUNED
 from server.markdown import escaped
 
 NOTHING = "–"
@@ -110,12 +112,21 @@ def won_back(without: Spread, noisy: Spread, refined: Spread) -> float:
 
 
 def _gain(table: Table, entries: Mapping[str, Mapping[Any, Sequence[Row]]], column: Any) -> str:
-    """Refined less noisy, with the same seed: documents, adapter and pool are the same then, only the votes are new."""
+    """Refined less noisy, with the same documents, adapter and pool: only the votes are new."""
     names = (table.gap or ("", "", ""))[1:]
     noisy, refined = ({row.seed: row for row in entries.get(name, {}).get(column, [])} for name in names)
-    both = [(noisy[seed].numbers, refined[seed].numbers) for seed in noisy if seed in refined]
-    differences = [after[table.measure] - before[table.measure] for before, after in both if table.measure in after]
+    differences = [
+        refined[seed].numbers[table.measure] - before.numbers[table.measure]
+        for seed, before in noisy.items()
+        if seed in refined and _of_one_pool(before, refined[seed])
+        if table.measure in before.numbers and table.measure in refined[seed].numbers
+    ]
     return f"{Spread(tuple(differences)):+}" if differences else NOTHING
+
+
+def _of_one_pool(first: Row, second: Row) -> bool:
+    """Rows of two machines may have the same seed and other noise: their difference isn't what votes do."""
+    return all(first.results.get(step) == second.results.get(step) for step in (TUNED, pool_name(1)))
 
 
 def _won_back(table: Table, entries: Mapping[str, Mapping[Any, Sequence[Row]]], column: Any) -> str:

@@ -220,6 +220,24 @@ def test_one_cell_alone_can_be_asked_for_and_results_of_others_stay(
         Runner(experiment, data, tmp_path, cache, only=["one-shot"])
 
 
+def test_rows_of_another_machine_need_not_be_made_again(whole: Any, data: Path, tmp_path: Path) -> None:
+    experiment, report, out, _ = whole
+    rows = (out / "results.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "results.jsonl").write_text("".join(rows[:-2]), encoding="utf-8")
+    empty = Cache(tmp_path / "cache")
+
+    def left(experiment: Experiment, **options: Any) -> set[str]:
+        return {task.name for task in Runner(experiment, data, tmp_path, empty, **options).tasks}
+
+    everything = {f"{row.cell}, seed {row.seed}" for row in report.rows}
+    assert left(experiment, only_missing=True) == {f"{row.cell}, seed {row.seed}" for row in report.rows[-2:]}
+    assert left(experiment) == everything
+    # A row that was made with other settings isn't that cell's.
+    settings = {**experiment.settings, "study": {**experiment.settings["study"], "corpus": {"size": 30}}}
+    other = Experiment.model_validate({**experiment.model_dump(mode="json"), "settings": settings})
+    assert left(other, only_missing=True) >= everything - {row for row in everything if "real documents" in row}
+
+
 def test_rows_of_before_there_was_a_setting_count_where_it_has_its_default(whole: Any) -> None:
     experiment, report, _, _ = whole
     older = [
@@ -315,6 +333,12 @@ def test_the_command_writes_tables_plot_and_numbers(
     result = CliRunner().invoke(app, [*arguments, "--estimate"])
     assert "of work" in result.stdout
     assert len(read_rows(tmp_path / "out" / "results.jsonl")) == 2
+    # Another cache, so nothing but the rows says that there is nothing to do.
+    empty = ["--cache", str(tmp_path / "empty"), "--only", "zero-shot", "--only-missing", "--json"]
+    result = CliRunner().invoke(app, [*arguments, *empty])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["rows"] == []
+    assert (tmp_path / "out" / "RESULTS.md").read_text(encoding="utf-8") == text
 
 
 def test_a_tagger_is_taught_by_the_corpus(tiny_model: Path, data: Path, tmp_path: Path, cache: Cache) -> None:

@@ -219,6 +219,16 @@ def test_what_refinement_gains_is_told_seed_by_seed() -> None:
     assert "seed by seed | -0.060 ± 0.014 |" in render_table(swapped, rows_)
 
 
+@pytest.mark.parametrize(("step", "told"), [("tuned", "–"), ("pool-1", "–"), ("votes-1", "+0.050")])
+def test_rows_of_another_adapter_or_pool_tell_no_gain(step: str, told: str) -> None:
+    """Two machines draw other noise for one seed; between their rows votes aren't the only difference."""
+    results = {"tuned": "aa", "pool-1": "bb"}
+    noisy = _row("noise", 0.3, 0).model_copy(update={"results": results})
+    refined = _row("refined", 0.35, 0).model_copy(update={"results": {**results, step: "cc"}})
+    table = Table(title="T", measure="accuracy", gap=("no noise", "noise", "refined"))
+    assert f"| gain by refinement, seed by seed | {told} |" in render_table(table, [noisy, refined])
+
+
 @pytest.mark.parametrize(("measure", "better", "worse"), [("accuracy", 0.8, 0.4), ("Fréchet distance", 0.1, 0.3)])
 def test_where_noise_costs_nothing_there_is_no_share_of_it(measure: str, better: float, worse: float) -> None:
     table = Table(title="T", measure=measure, gap=("no noise", "noise", "refined"))
