@@ -1,4 +1,4 @@
-"""The tables as a picture (SVG): a line for every row over the columns, or bars where there is one column."""
+"""The tables as a picture (SVG): every row over the columns, or bars where there is one column."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from server.experiments.plan import Experiment, Table
 from server.experiments.runner import Row
 from server.experiments.tables import columns_of, entries_of, spread
 
-_WIDTH, _HEIGHT = 6.4, 4.0
+_WIDTH, _HEIGHT = 6.4, 4.5
+# Of the room that a column has, what its points take.
+_SPREAD = 0.6
 
 
 def svg(experiment: Experiment, rows: Sequence[Row]) -> bytes:
@@ -33,26 +35,31 @@ def svg(experiment: Experiment, rows: Sequence[Row]) -> bytes:
         figure = Figure(figsize=(_WIDTH, _HEIGHT * max(len(tables), 1)), layout="constrained")
         for place, table in enumerate(tables, start=1):
             axes = figure.add_subplot(len(tables), 1, place)
-            (_bars if table.columns is None else _lines)(axes, table, rows)
+            (_bars if table.columns is None else draw_points)(axes, table, rows)
             axes.set_title(table.title, fontsize=10)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
 
 
-def _lines(axes: Any, table: Table, rows: Sequence[Row]) -> None:
+def draw_points(axes: Any, table: Table, rows: Sequence[Row]) -> None:
+    """A line for every row, or points beside each other where columns have no order that a line could follow."""
     entries = entries_of(table, rows)
     columns = columns_of(entries)
-    for name, own in entries.items():
-        values = [(columns.index(column), spread(found, table.measure)) for column, found in own.items()]
+    ordered = all(isinstance(column, int | float) for column in columns)
+    for number, (name, own) in enumerate(entries.items()):
+        beside = 0.0 if ordered else _SPREAD * ((number + 0.5) / len(entries) - 0.5)
+        values = [(columns.index(column) + beside, spread(found, table.measure)) for column, found in own.items()]
         there = sorted((place, value.mean, value.deviation) for place, value in values if value is not None)
         if there:
             places, means, deviations = zip(*there, strict=True)
-            axes.errorbar(places, means, deviations, marker="o", capsize=3, label=name)
+            line = "-" if ordered else "none"
+            axes.errorbar(places, means, deviations, marker="o", linestyle=line, capsize=3, label=name)
     axes.set_xticks(range(len(columns)), [str(column) for column in columns])
-    axes.set_xlabel((table.columns or "").rpartition(".")[2])
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_xlabel((table.columns or "").removesuffix(".name").rpartition(".")[2])
     axes.set_ylabel(table.measure)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False)
 
 
 def _bars(axes: Any, table: Table, rows: Sequence[Row]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from common.codes import Attribute, ControlCodes
 from common.errors import BudgetExceededError, ModelError, UserError
@@ -26,7 +27,7 @@ from server.experiments.federation import SiteDocuments, matching_paper, phase_s
 from server.experiments.places import embedder_of, folder_of
 from server.experiments.plain import PlainSite, plain_rounds
 from server.experiments.plan import Experiment, Table
-from server.experiments.plot import svg
+from server.experiments.plot import draw_points, svg
 from server.experiments.poison import inverted, stuffed
 from server.experiments.pooling import best
 from server.experiments.pretraining import Pretraining, PublicText, pretrain
@@ -268,6 +269,22 @@ def test_a_plot_has_a_line_for_every_row_and_is_the_same_twice() -> None:
     for words in (b"By size", b"Bars", b"pool (size=2)", b"accuracy"):
         assert words in drawn
     assert b"<svg" in svg(experiment, [])
+
+
+@pytest.mark.parametrize(("columns", "line"), [((2, 3), "-"), (("IID", "hospitals"), "None")])
+def test_a_line_joins_only_columns_that_have_an_order(columns: tuple[Any, Any], line: str) -> None:
+    rows_ = [
+        _row(label, 0.5, 0).model_copy(update={"settings": {"partition.name": column}})
+        for label in ("noise", "refined")
+        for column in columns
+    ]
+    axes = Figure().add_subplot()
+    draw_points(axes, Table(title="T", measure="accuracy", columns="partition.name"), rows_)
+    points = [container.lines[0] for container in axes.containers]
+    assert [found.get_linestyle() for found in points] == [line, line]
+    # Without a line they stand beside each other, or one would hide the other.
+    assert (list(points[0].get_xdata()) == list(points[1].get_xdata())) is (line == "-")
+    assert axes.get_xlabel() == "partition"
 
 
 def test_a_place_in_a_package_is_found_or_told(tmp_path: Path) -> None:
