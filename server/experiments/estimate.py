@@ -12,21 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from server.experiments.cache import Cache, Earlier, Step
+from server.experiments.pretraining import PretrainedModel
 from server.experiments.situation import MODEL, Situation
 
 _TRIED = ("tuning", "plain-tuning", "attacks", "pool", "variations", "corpus")
 """Kinds of steps whose time is the model's."""
 
-_GUESSES = {"model": 3e-10, "votes": 5e-3, "judgement": 2e-2, "corpus": 1e-2, "real": 1.0}
+_GUESSES = {"model": 1e-10, "votes": 1e-3, "judgement": 1e-2, "corpus": 5e-3, "real": 1.0}
 """Seconds a unit, until some were measured."""
 
 _UNTRIED = 2e-3
-"""Seconds a token of a model that isn't there yet."""
+"""Seconds a token of a model that nobody has time to try out."""
 
-_PRIVATE = 1.5
-"""A private step takes so much longer than a plain one."""
-
-_DOCUMENTS, _TEXTS = 8, 16
+_DOCUMENTS, _TEXTS = 8, 64
 _FILE = "rates.json"
 
 
@@ -110,14 +108,16 @@ class Estimates:
         if step.kind not in _TRIED or step.kind in _GUESSES:
             return _GUESSES.get(step.kind, 1.0) * step.units
         rates = self._rates(situation, earlier)
-        if step.kind in ("pool", "variations"):
-            return rates["pool"] * step.units
-        return rates["tuning"] * step.units * (_PRIVATE if step.kind == "tuning" else 1.0)
+        return rates["pool" if step.kind in ("pool", "variations") else "tuning"] * step.units
 
     def _rates(self, situation: Situation, earlier: Earlier) -> dict[str, float]:
         model = situation.cell.model
-        is_there = situation.experiment.models[model].base is not None or MODEL in earlier
-        if not is_there or not self._patient:
+        options = situation.experiment.models[model].pretraining
+        if options is not None and MODEL not in earlier:
+            # A token takes as long in all that is done with a model as in making it, roughly.
+            token = (self._cache.seconds_a_unit(PretrainedModel.kind, "") or _GUESSES["model"]) * options.weights
+            return {"tuning": token, "pool": token}
+        if not self._patient:
             return {"tuning": _UNTRIED, "pool": _UNTRIED}
         if model not in self._tried:
             made = self._cache.make(Trial(situation), earlier)

@@ -57,6 +57,11 @@ class Pretraining(Section):
     learning_rate: float = Field(default=1e-3, gt=0, description="At its highest; it rises at first and falls to 0.")
     seed: int = Field(default=0, ge=0, description="Of weights and order.")
 
+    @property
+    def weights(self) -> int:
+        """How many the model has, roughly: of its layers and of its tokens' vectors."""
+        return 12 * self.layers * self.width**2 + self.vocabulary * self.width
+
 
 class PretrainedModel(Step):
     """The model's folder: ``model/`` in Hugging Face format."""
@@ -69,10 +74,9 @@ class PretrainedModel(Step):
 
     @property
     def units(self) -> float:
-        """Weights of the layers times tokens, roughly."""
+        """Weights times tokens."""
         options = self._options
-        weights = 12 * options.layers * options.width**2 + options.vocabulary * options.width
-        return float(weights) * options.steps * options.batch_size * options.context
+        return float(options.weights) * options.steps * options.batch_size * options.context
 
     def inputs(self, earlier: Earlier) -> dict[str, Any]:
         """Options and files."""

@@ -20,6 +20,7 @@ from common.study import Study
 from server.cli import app
 from server.experiments.cache import Cache, Step
 from server.experiments.data import RealData
+from server.experiments.estimate import Estimates
 from server.experiments.federation import SiteDocuments
 from server.experiments.plan import Experiment
 from server.experiments.runner import Runner, read_rows, with_earlier
@@ -206,6 +207,21 @@ def test_what_takes_least_is_done_first(tiny_model: Path, data: Path, tmp_path: 
     runner = Runner(experiment, data, tmp_path / "out", Cache(tmp_path / "cache"))
     rows = runner.run().rows
     assert [row.settings["study.pool.size"] for row in rows] == [6, 24, 64]
+
+
+def test_a_model_that_is_not_there_yet_is_thought_to_take_by_its_weights(data: Path, tmp_path: Path) -> None:
+    quick = Experiment.load(QUICK).model_dump(mode="json")
+
+    def seconds(layers: int) -> float:
+        made = {**quick["models"]["tiny"]["pretraining"], "layers": layers}
+        experiment = Experiment.model_validate({**quick, "models": {"tiny": {"pretraining": made}}})
+        cache = Cache(tmp_path / "cache")
+        tasks = Runner(experiment, data, tmp_path / "out", cache, only=["strong only"]).tasks
+        (step,) = (step for step in tasks[0].chain if step.kind == "tuning")
+        return Estimates(cache).seconds([step], tasks[0].situation, {})
+
+    # 12,800 weights of the tokens' vectors, 12,288 of a layer.
+    assert seconds(20) / seconds(2) == pytest.approx((12_800 + 20 * 12_288) / (12_800 + 2 * 12_288))
 
 
 def test_one_cell_alone_can_be_asked_for_and_results_of_others_stay(
