@@ -84,8 +84,9 @@ def entries_of(table: Table, rows: Sequence[Row]) -> dict[str, dict[Any, list[Ro
 
 
 def columns_of(entries: Mapping[str, Mapping[Any, Sequence[Row]]]) -> list[Any]:
-    """Columns, in the order of the cells."""
-    return list(dict.fromkeys(column for own in entries.values() for column in own))
+    """Columns: numbers from the least up, else in the order of the cells."""
+    columns = list(dict.fromkeys(column for own in entries.values() for column in own))
+    return sorted(columns) if all(isinstance(column, int | float) for column in columns) else columns
 
 
 def render_table(table: Table, rows: Sequence[Row]) -> str:

@@ -248,6 +248,8 @@ def test_rows_that_a_grid_varies_are_columns_or_rows_of_their_own() -> None:
     table = Table(title="T", measure="accuracy", columns="study.pool.size")
     assert list(entries_of(table, rows_)) == ["pool"]
     assert "| pool | 0.100 | 0.200 | 0.300 |" in render_table(table, rows_)
+    # Numbers from the least up, whichever cell came first: a plot joins them by a line.
+    assert render_table(table, rows_[::-1]) == render_table(table, rows_)
 
 
 def test_a_plot_has_a_line_for_every_row_and_is_the_same_twice() -> None:
